@@ -21,16 +21,20 @@ import numpy as np
 
 from autopar.cost_models.compute import beside_product_s
 from autopar.cost_models.family import Arch
-from autopar.cost_models.layout import Layout, check_layout, layout_from_fix, parse_fix
+from autopar.cost_models.pipeline_time import pipeline_of
 from autopar.cost_models.rates import rates_of
 from autopar.cost_models.software import Software
 from autopar.cost_models.step_time import step_time
 from autopar.files.arch_file import load_arch
 from autopar.files.cluster_file import load_cluster
 from autopar.nouns.cluster import Cluster
+from autopar.nouns.layout import Layout
+from autopar.nouns.recompute import FULL
 from autopar.planner.family.arch_prices import Pricer
 from autopar.planner.family.graph.model import LAYER
 from autopar.planner.family.layouts import footprint_of, work_for
+from autopar.planner.family.legal import check_layout
+from autopar.planner.family.pins import completed, parse_pins
 from autopar.pricing.cut_model import CutModel
 from autopar.pricing.prices import PICOSECONDS
 from benchmarks.figures import Target, show
@@ -56,7 +60,7 @@ class Case:
 
     def read(self) -> tuple[Cluster, Layout]:
         cluster = load_cluster(Path("examples/clusters") / f"{self.cluster}.yaml")
-        layout = layout_from_fix(parse_fix(self.fix), cluster.device_count)
+        layout = completed(parse_pins([self.fix]), cluster.device_count)
         check_layout(self.arch, layout, cluster.device_count)
         return cluster, layout
 
@@ -130,15 +134,15 @@ def by_planner(case: Case) -> tuple[dict[str, float], dict[str, float]]:
     cluster, x = case.read()
     pricer = Pricer(cluster, SOFTWARE.style)
     made, model = pricer(case.arch, x), pricer.model(case.arch, x)
-    layers = max(x.pipeline(case.arch.layers).rank_layers())
+    layers = max(pipeline_of(x, case.arch.layers).rank_layers())
     each = x.microbatches * layers
     body, top = _by_class(model, LAYER), _by_class(model, None)
     unit = model.summary.bodies[LAYER]
     products = sum(op.op.kind == "linear" for op in model.lowered.blocks[LAYER].ops)
     fixed_s = 3 * products * beside_product_s(cluster.device)
     trained = 4 * sum(unit.trained.values())
-    again_s = unit.forward_s * (x.recompute != "none")
-    again_s += unit.moved_again_s * (x.recompute == "full")
+    again_s = unit.forward_s * x.recompute.runs_again
+    again_s += unit.moved_again_s * (x.recompute.policy == FULL)
     time, held = made.time, made.memory
     reduced = made.reduce_s if x.pp > 1 else 0.0
     seconds = {

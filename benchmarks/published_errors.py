@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.cost_models.layout import Layout
 from autopar.cost_models.software import Software
+from autopar.nouns.layout import Layout
 from autopar.planner.family.layouts import footprint_of
 from benchmarks.published_bands import Ratio
 from benchmarks.published_fit import Fit

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from autopar.cost_models.family import Arch
-from autopar.cost_models.layout import Layout, Recompute
 from autopar.cost_models.rates import family_constant
 from autopar.cost_models.software import Software
 from autopar.nouns.cluster import Device
+from autopar.nouns.layout import Layout
 from autopar.planner.family.layouts import footprint_of
+from autopar.planner.family.pins import RECOMPUTES
 from benchmarks.published_priors import priors
 
 
@@ -21,9 +22,8 @@ def that_fits(
     A row that names no policy has none, unless even the least that it may need is more than the
     device holds.
     """
-    policies: tuple[Recompute, ...] = ("none", "selective", "full")
-    for policy in policies:
-        one = replace(layout, recompute=policy)
+    for recompute in RECOMPUTES:
+        one = replace(layout, recompute=recompute)
         if _may_fit(arch, one, software, precision, device):
             return one
     return layout

@@ -9,16 +9,18 @@ import math
 import re
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any
 
 from autopar.cost_models.catalogue import UnknownDevice, find_device
 from autopar.cost_models.family import Arch, LatentAttention
-from autopar.cost_models.layout import Layout, Recompute
 from autopar.cost_models.recompute import MODULES
 from autopar.cost_models.software import Software
 from autopar.cost_models.units import parse_quantity
 from autopar.nouns.cluster import Cluster, Device, DeviceGroup
+from autopar.nouns.layout import Layout
 from autopar.nouns.level import Level
+from autopar.nouns.offload import OFFLOAD
+from autopar.nouns.recompute import ATTENTION, FULL, KEEP_ALL, Recompute
 from benchmarks.published_declarations import Cells, Knowledge, Row, matching, software_of
 from benchmarks.published_guesses import likely_microbatch, that_fits
 
@@ -248,20 +250,6 @@ def _layout(row: Row, arch: Arch) -> Layout:
         )
         if dp % size == 0 and size < dp:
             shard, replicate = size, dp // size
-    recompute = "none"
-    text = row["recompute"]
-    if text.startswith("full"):
-        recompute = "full"
-    elif text and text != "none":
-        recompute = "full" if text == "custom" else "selective"
-    recompute_share = 1.0
-    modules = _modules(text) if recompute == "selective" else ()
-    hardware = re.search(r"HFU=([0-9.]+)(%?)", row["notes"])
-    model = _float(row, "metric_mfu")
-    if hardware and model and recompute == "selective":
-        share = 3 * (float(hardware.group(1)) / (100 if hardware.group(2) else 1) / model - 1)
-        if share > 0.05:  # the source counts whole layers run again
-            recompute, recompute_share = "full", min(1.0, share)
     schedule, interleave = _schedule(row, arch, pp)
     return Layout(
         global_batch=batch,
@@ -275,13 +263,26 @@ def _layout(row: Row, arch: Arch) -> Layout:
         zero=zero,
         schedule=schedule if pp > 1 else "1f1b",
         interleave=interleave if pp > 1 else 1,
-        recompute=cast(Recompute, recompute),
-        recompute_share=recompute_share,
-        recompute_modules=modules,
+        recompute=_recompute(row),
         sequence_parallel=row["sequence_parallel"] != "no",
-        offload_optimizer="offload" in zero_text,
+        offload=OFFLOAD["offload" in zero_text],
         etp=_etp(row, tp, ep),
     )
+
+
+def _recompute(row: Row) -> Recompute:
+    text = row["recompute"]
+    if text.startswith("full") or text == "custom":
+        return Recompute(FULL)
+    if text in ("", "none"):
+        return KEEP_ALL
+    hardware = re.search(r"HFU=([0-9.]+)(%?)", row["notes"])
+    model = _float(row, "metric_mfu")
+    if hardware and model:
+        share = 3 * (float(hardware.group(1)) / (100 if hardware.group(2) else 1) / model - 1)
+        if share > 0.05:  # the source counts whole layers run again
+            return Recompute(FULL, share=min(1.0, share))
+    return Recompute(ATTENTION, modules=_modules(text))
 
 
 SCHEDULES = {

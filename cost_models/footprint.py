@@ -16,9 +16,11 @@ from autopar.cost_models.bands import memory_band
 from autopar.cost_models.constants import constant
 from autopar.cost_models.family import Arch
 from autopar.cost_models.layer_figures import Kept, Saved
-from autopar.cost_models.layout import Layout
+from autopar.cost_models.pipeline_time import pipeline_of
 from autopar.cost_models.precision import is_narrow, stream_bytes
 from autopar.cost_models.software import Software
+from autopar.nouns.layout import Layout
+from autopar.nouns.recompute import ATTENTION, FULL, KEEP_ALL
 from autopar.nouns.zero import ZERO, over
 
 # Bytes a parameter: (weights, gradients, optimizer state).
@@ -97,7 +99,7 @@ def footprint(
 
     precision: what matrix products read. kept: by a layer that recomputes nothing.
     """
-    pipeline = layout.pipeline(arch.layers)
+    pipeline = pipeline_of(layout, arch.layers)
     held, layers = pipeline.held_layers(), pipeline.rank_layers()
     first, last = pipeline.end_ranks()
     ends = first | last
@@ -120,7 +122,7 @@ def rank_footprint(
 ) -> Footprint:
     """The footprint of one rank, with the layers in flight that its schedule gives it."""
     x = layout
-    pipeline = x.pipeline(arch.layers)
+    pipeline = pipeline_of(x, arch.layers)
     first, last = pipeline.end_ranks()
     has_embedding, has_head = rank in first, rank in last
     layers = pipeline.rank_layers()[rank]
@@ -136,8 +138,8 @@ def rank_footprint(
 
     saved = saved_bytes(arch, x, software, share, precision, kept)
     again = 0.0
-    if x.recompute != "none":
-        plain = replace(x, recompute="none")
+    if x.recompute.runs_again:
+        plain = replace(x, recompute=KEEP_ALL)
         again = saved_bytes(arch, plain, software, share, precision, kept) - saved
     held = pipeline.held_layers()[rank]
     activations = saved * held
@@ -197,7 +199,7 @@ def _states(
         parameters = 2 * whole + weight * stored
     gradients = gradient * (shard if split.gradients else whole)
     optimizer = rest * (shard if split.optimizer else whole)
-    if x.offload_optimizer:
+    if x.offloads:
         parameters, optimizer = 2 * held, 0.0
         gradients /= 2
     return parameters, gradients, optimizer
@@ -230,13 +232,13 @@ def saved_bytes(
     tokens = x.microbatch * arch.seq / x.cp
     sp = x.tp if x.sequence_parallel else 1
     wider = stream_bytes(precision) / 2
-    if x.recompute == "full":
-        plain = replace(x, recompute="none")
-        again = wider * tokens * 2 * arch.hidden / sp * x.recompute_share
-        rest = 1 - x.recompute_share
+    if x.recompute.policy == FULL:
+        plain = replace(x, recompute=KEEP_ALL)
+        again = wider * tokens * 2 * arch.hidden / sp * x.recompute.share
+        rest = 1 - x.recompute.share
         return again + rest * saved_bytes(arch, plain, software, share, precision, kept)
     dropped = dropped_modules(x)
-    ops = bool(dropped) and not x.recompute_modules and software.selective == "ops"
+    ops = bool(dropped) and not x.recompute.modules and software.selective == "ops"
     operand = 1 if is_narrow(precision) else 2
     scores = 0.0
     if software.attention == "unfused" and "core_attn" not in dropped:
@@ -273,6 +275,6 @@ def _kept_bytes(saved: Saved, modules: Set[str], dropped: Set[str], narrow: floa
 
 def dropped_modules(layout: Layout) -> frozenset[str]:
     """Modules whose activations are run again instead of saved."""
-    if layout.recompute != "selective":
+    if layout.recompute.policy != ATTENTION:
         return frozenset()
-    return frozenset(layout.recompute_modules or ("core_attn", "layernorm", "moe_act"))
+    return frozenset(layout.recompute.modules or ("core_attn", "layernorm", "moe_act"))

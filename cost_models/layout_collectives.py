@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 from autopar.cost_models.collectives import AxisGroup, Kind, collective_time_s
-from autopar.cost_models.layout import Layout
 from autopar.cost_models.software import Software
 from autopar.nouns.cluster import Cluster
+from autopar.nouns.layout import Layout
 from autopar.nouns.zero import ZERO
 
 

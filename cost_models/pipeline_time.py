@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from autopar.nouns.layout import Layout
 from autopar.pipeline.actions import Schedule
 from autopar.pipeline.clock import COSTS
 from autopar.pipeline.schedules.steady import ROUNDS, SteadyClock
@@ -73,6 +74,11 @@ class Pipeline:
         """The ranks that hold the embedding, and the output head: of a schedule with two routes
         both ends have both."""
         return _end_ranks(self.schedule, self.pp, self.interleave)
+
+
+def pipeline_of(layout: Layout, layers: int) -> Pipeline:
+    """How ``layers`` pass through the pipeline of a layout."""
+    return Pipeline(layout.schedule, layout.pp, layout.interleave, layout.microbatches, layers)
 
 
 @dataclass(frozen=True, slots=True)

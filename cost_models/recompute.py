@@ -14,8 +14,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from autopar.cost_models.family import Arch
-from autopar.cost_models.layout import Layout
 from autopar.cost_models.software import Software
+from autopar.nouns.layout import Layout
+from autopar.nouns.recompute import ATTENTION, FULL
 
 MODULES = ("core_attn", "layernorm", "moe_act", "mla_up_proj", "mlp", "shared_experts", "moe")
 
@@ -55,13 +56,13 @@ class Again:
 
 def run_again(arch: Arch, layout: Layout, software: Software, traffic: Traffic) -> Again:
     """What `layout` recomputes in an average layer whose elementwise traffic is `traffic`."""
-    share = layout.recompute_share
-    if layout.recompute == "full":
+    policy, share = layout.recompute.policy, layout.recompute.share
+    if policy == FULL:
         return Again(share, share, share, share, share)
-    if layout.recompute != "selective":
+    if policy != ATTENTION:
         return Again()
-    if layout.recompute_modules:
-        return _modules(arch, frozenset(layout.recompute_modules), traffic)
+    if layout.recompute.modules:
+        return _modules(arch, frozenset(layout.recompute.modules), traffic)
     if software.selective == "ops":
         return Again(0.5 * share, 0.5 * share, share, 0.75 * share, 0.75 * share)
     return Again(attention=0.6 * share, light=0.3 * share)

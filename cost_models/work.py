@@ -19,13 +19,13 @@ from autopar.cost_models.collectives import AxisGroup
 from autopar.cost_models.family import Arch
 from autopar.cost_models.layer_figures import LayerFigures
 from autopar.cost_models.layer_products import Product, Products, split_product
-from autopar.cost_models.layout import Layout
 from autopar.cost_models.layout_collectives import LayoutCollectives
-from autopar.cost_models.pipeline_time import Pipeline
+from autopar.cost_models.pipeline_time import Pipeline, pipeline_of
 from autopar.cost_models.precision import is_narrow, stream_bytes
 from autopar.cost_models.recompute import run_again
 from autopar.cost_models.software import Software
 from autopar.nouns.cluster import Cluster
+from autopar.nouns.layout import Layout
 from autopar.nouns.zero import ZERO
 
 # Bytes of one element of a reduced gradient, by how the software holds its states.
@@ -185,7 +185,7 @@ def work_of(
     outside_local, routed_local = layer.parameters, arch.layer_parameters[1] / x.expert_ranks
     local = outside_local + routed_local
     pipeline = replace(
-        x.pipeline(arch.layers),
+        pipeline_of(x, arch.layers),
         steps_overlap=software.steps_overlap,
         neighbours=comm.neighbours(),
     )
@@ -237,8 +237,8 @@ def work_of(
         loss_bytes=layer.head.rows
         * layer.head.columns
         * {"eager": 16, "fused": 6, "chunked": 8}[software.loss],
-        optimizer_bytes=0.0 if x.offload_optimizer else states * 34,
-        offloaded_parameters=states if x.offload_optimizer else 0.0,
+        optimizer_bytes=0.0 if x.offloads else states * 34,
+        offloaded_parameters=states if x.offloads else 0.0,
         gradient_bytes=local * 2 * gradient_bytes,
         gradients_fused=float(software.states == "megatron"),
         moe_share=share,

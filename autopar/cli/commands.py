@@ -85,7 +85,7 @@ def price_unemitted(
 
     ``options`` are those that only a search reads. Raises `UserError`.
     """
-    from autopar.planner.ask.fixed import unemitted
+    from autopar.planner.ask.pins import unemitted
 
     choices = unemitted(fix, framework_of(model, fix))
     if not choices:

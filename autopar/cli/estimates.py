@@ -10,15 +10,16 @@ from typing import Any
 
 from autopar.cli.progress import progress
 from autopar.cost_models.family import Arch
-from autopar.cost_models.layout import choices_of, fix_pairs, layout_from_fix
 from autopar.cost_models.software import Software
 from autopar.files.cluster_file import load_cluster
 from autopar.nouns.cluster import Cluster, short_dtype
 from autopar.nouns.errors import DoesNotFit, UserError
+from autopar.nouns.layout import Pins
 from autopar.nouns.style import Style
 from autopar.nouns.text.cluster import devices_text
 from autopar.planner.advice import scaling
-from autopar.planner.family.estimate import check_precision, default_batch
+from autopar.planner.family.estimate import check_precision
+from autopar.planner.family.pins import completed, default_batch, parse_pins
 from autopar.report.estimates import render, to_object
 from autopar.report.render import to_text
 from autopar.report.scaling import (
@@ -73,24 +74,24 @@ class _Sizes:
 
 def answer(question: Question) -> Answer:
     """Raises `UserError`, and `DoesNotFit` where the fastest layout is asked and none fits."""
-    cluster, choices = load_cluster(question.cluster), choices_of(fix_pairs(question.fix))
+    cluster, pins = load_cluster(question.cluster), parse_pins(question.fix)
     counts = _counts(question.devices)
     sizes = _sizes(question, cluster)
     if question.seq is not None:
         if question.seq < 1:
             raise UserError(f"--seq {question.seq}: give a number of tokens from 1")
         sizes = replace(sizes, arch=replace(sizes.arch, seq=question.seq))
-    pinned = {name: value for name, value in choices.items() if name != "global_batch"}
-    batch, assumed = _batch(question, sizes, choices), []
+    batch, assumed = _batch(question, sizes, pins), []
+    pins = pins.without("global_batch")
     if batch is None:
-        batch = default_batch(pinned, max(counts, default=cluster.device_count))
+        batch = default_batch(pins, max(counts, default=cluster.device_count))
         assumed.append(
             f"nothing says the batch, so it is of {batch} sequences, by these degrees; "
             f"--global-batch {batch} prices other layouts with the same one"
         )
     check_precision(sizes.precision, cluster)
     asked = scaling.Asked(sizes.arch, cluster, batch, sizes.precision, sizes.style, sizes.software)
-    priced = _answer(asked, counts, pinned)
+    priced = _answer(asked, counts, pins)
     notes = [*sizes.notes, *_mixed(cluster), *assumed]
     if not notes:
         return priced
@@ -107,14 +108,14 @@ def _mixed(cluster: Cluster) -> list[str]:
     ]
 
 
-def _answer(asked: scaling.Asked, counts: list[int], pinned: Mapping[str, int | str]) -> Answer:
+def _answer(asked: scaling.Asked, counts: list[int], pins: Pins) -> Answer:
     if counts:
-        table = scaling.scaling(asked, counts, pinned, progress)
+        table = scaling.scaling(asked, counts, pins, progress)
         data = {"model": asked.arch.name, "cluster": asked.cluster.name, **scaling_object(table)}
         text = to_text(scaling_table(asked, table), WIDTH).rstrip()
         return Answer(text, data, any(row.fits for row in table.rows))
-    if pinned:
-        layout = layout_from_fix(pinned, asked.cluster.device_count, asked.global_batch)
+    if pins != Pins():
+        layout = completed(pins, asked.cluster.device_count, asked.global_batch)
         one = asked.price(layout)
         return Answer(render(one), to_object(one), one.fits)
     progress(f"searching the layouts of {asked.cluster.device_count} devices")
@@ -154,10 +155,10 @@ def _counts(text: str | None) -> list[int]:
     return [int(part) for part in parts]
 
 
-def _batch(question: Question, sizes: _Sizes, choices: Mapping[str, int | str]) -> int | None:
+def _batch(question: Question, sizes: _Sizes, pins: Pins) -> int | None:
     """Sequences in a step; None where nothing says so. Raises `UserError`."""
     if question.batch_tokens is not None:
-        if question.global_batch is not None or "global_batch" in choices:
+        if question.global_batch is not None or pins.global_batch is not None:
             raise UserError("--batch-tokens and a global batch both say the batch; give one")
         return _sequences(question.batch_tokens, sizes.arch.seq)
     if question.global_batch is not None:
@@ -166,8 +167,7 @@ def _batch(question: Question, sizes: _Sizes, choices: Mapping[str, int | str]) 
                 f"--global-batch {question.global_batch}: give a whole number of sequences from 1"
             )
         return question.global_batch
-    fixed = choices.get("global_batch", sizes.samples)
-    return None if fixed is None else int(fixed)
+    return pins.global_batch or sizes.samples
 
 
 def _sequences(tokens: int, seq: int) -> int:

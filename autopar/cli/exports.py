@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from autopar.cost_models.family import Arch
-from autopar.cost_models.layout import Layout, fix_pairs
 from autopar.cost_models.software import States
 from autopar.emit.exports.from_plan import machines, setup_of
 from autopar.emit.exports.held import TRAINERS, Held
@@ -18,6 +17,7 @@ from autopar.files import export_folder, plan_folder
 from autopar.files.cluster_file import load_cluster
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.errors import UserError
+from autopar.nouns.layout import Layout, pairs_of, pairs_text
 from autopar.nouns.workload import Workload, training
 
 PRECISIONS = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
@@ -82,7 +82,7 @@ def setup(asked: Asked) -> Setup:
         )
     cluster = load_cluster(asked.cluster)
     if asked.source is not None:
-        return _of_model(asked.source, asked.cluster, cluster, fix_pairs(asked.fix))
+        return _of_model(asked.source, asked.cluster, cluster, pairs_of(asked.fix))
     from autopar.planner.family.estimate import estimate_files
 
     precision = asked.precision or "bf16"
@@ -105,11 +105,11 @@ def _of_model(model: str, cluster_ref: str, cluster: Cluster, fix: Mapping[str, 
     from autopar.cli.commands import framework_of
     from autopar.cli.unemitted import price
     from autopar.frontends.loading import load_workload
-    from autopar.planner.ask.fixed import unemitted
+    from autopar.planner.ask.pins import unemitted
 
     if not unemitted(fix, framework_of(model, fix)):
         raise UserError(
-            f"programs can run all of --fix {','.join(f'{n}={v}' for n, v in fix.items())}: plan "
+            f"programs can run all of --fix {pairs_text(fix)}: plan "
             f"{model} with it (`autopar plan`) and export the folder"
         )
     estimate = price(model, cluster_ref, fix).estimate
@@ -142,22 +142,15 @@ def of_layout(
     return Setup(
         name=name,
         framework="" if workload is None else workload.framework,
-        global_batch=x.global_batch,
+        layout=replace(
+            x,
+            dp_replicate=x.dp if replicated else x.dp_replicate,
+            dp_shard=1 if replicated else x.dp_shard,
+            schedule=x.schedule if x.pp > 1 else "none",
+            sequence_parallel=x.sequence_parallel and x.tp > 1,
+        ),
         sequence=arch.seq,
         machines=machines(cluster, x.device_count),
-        dp_replicate=x.dp if replicated else x.dp_replicate,
-        dp_shard=1 if replicated else x.dp_shard,
-        tp=x.tp,
-        cp=x.cp,
-        ep=x.ep,
-        pp=x.pp,
-        etp=x.etp,
-        zero=x.zero,
-        microbatches=x.microbatches,
-        recompute=x.recompute,
-        schedule=x.schedule if x.pp > 1 else "none",
-        interleave=x.pipeline(arch.layers).stages_per_rank,
-        sequence_parallel=x.sequence_parallel and x.tp > 1,
         precision=PRECISIONS[precision],
         optimizer="adamw" if workload is None else workload.optimizer,
         clip_norm=None if workload is None else workload.clip_norm,

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from autopar.cli.progress import progress
 from autopar.cost_models.family import Arch
-from autopar.cost_models.layout import Layout, LayoutError, choices_of, layout_from_fix
 from autopar.files.imports.readers import read
 from autopar.files.imports.settings import Settings
-from autopar.nouns.axes import CONTEXT, PIPELINE, REPLICATE, SHARD, TENSOR
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.errors import UserError
+from autopar.nouns.layout import Layout, LayoutError
 from autopar.planner.family.estimate import PRECISIONS, Estimate, estimate
 from autopar.planner.family.layouts import sweep
+from autopar.planner.family.pins import completed
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ def imported(asked: Asked) -> Imported:
         missing = "--cluster cluster.yaml" if priced else "a model, or --arch sizes.yaml,"
         raise UserError(f"a price needs a cluster, and a model or sizes: add {missing} to it")
     if asked.cluster is None:
-        return Imported(settings, settings.fix())
+        return Imported(settings, str(settings.pins))
     from autopar.files.cluster_file import load_cluster
 
     cluster = load_cluster(asked.cluster)
@@ -90,30 +90,26 @@ def layout_of(settings: Settings, devices: int, global_batch: int | None = None)
     Raises:
         LayoutError: the degrees do not make up the devices, or nothing says the batch.
     """
-    choices = dict(settings.choices)
-    if choices.get("zero") == "0" and SHARD not in choices:
-        taken = 1
-        for name in (TENSOR, CONTEXT, PIPELINE):
-            taken *= int(choices.get(name, 1))
+    pins = settings.pins
+    if pins.zero == 0 and pins.dp_shard is None:
+        taken = (pins.tp or 1) * (pins.cp or 1) * (pins.pp or 1)
         if devices % taken == 0:
-            choices |= {REPLICATE: str(devices // taken), SHARD: "1"}
+            pins = replace(pins, dp_replicate=devices // taken, dp_shard=1)
     batch = global_batch or settings.global_batch
     if batch is None and settings.batch_per_rank is not None:
-        ranks = layout_from_fix(choices_of({**choices, "microbatch": "1"}), devices, 1)
+        ranks = completed(replace(pins, microbatch=1), devices, 1)
         batch = settings.batch_per_rank * ranks.dp
     if batch is None:
         raise LayoutError(
             f"the settings of {settings.trainer} do not say the batch: add --global-batch N"
         )
-    return layout_from_fix(choices_of(choices), devices, batch)
+    return completed(pins, devices, batch)
 
 
 def _with_degrees(settings: Settings, layout: Layout) -> str:
-    """`Settings.fix` with the data ranks that the devices leave."""
-    data = {n: str(getattr(layout, n)) for n in (REPLICATE, SHARD)}
-    kept = {n: v for n, v in data.items() if v != "1"}
-    rest = {n: v for n, v in settings.choices.items() if n not in data}
-    return ",".join(f"{name}={value}" for name, value in {**kept, **rest}.items())
+    """The pins of the settings, with the data ranks that the devices leave."""
+    several = [n if n > 1 else None for n in (layout.dp_replicate, layout.dp_shard)]
+    return str(replace(settings.pins, dp_replicate=several[0], dp_shard=several[1]))
 
 
 def _sizes(asked: Asked, settings: Settings) -> tuple[Arch, int | None, str]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from autopar.cli.progress import progress
 from autopar.nouns.errors import UserError
+from autopar.nouns.layout import pairs_text
 
 
 def tried(
@@ -17,7 +18,7 @@ def tried(
     """
     refused = ""
     for proposed in _proposals(error.instead, pins):
-        words = ",".join(f"{name}={value}" for name, value in proposed.items())
+        words = pairs_text(proposed)
         progress(f"trying {words} in its place")
         try:
             made = plan(proposed)

@@ -66,11 +66,11 @@ def plan(
     """
     from autopar.cli.commands import check_output, plan_files, search
     from autopar.cli.instead import tried
-    from autopar.cost_models.layout import fix_pairs
     from autopar.files import plan_folder
+    from autopar.nouns.layout import pairs_of
 
     replicated = tuple(allow_replicated or ())
-    fixed, how = fix_pairs(fix or ()), parse_style(style)
+    fixed, how = pairs_of(fix or ()), parse_style(style)
     options = {"--searcher": searcher, "--allow-replicated": replicated, "--profile": profile}
     options |= {"--try": str(tries) if tries > 1 else None}
     if _priced_alone(model, cluster, fixed, how, options, json, output):
@@ -191,9 +191,9 @@ def estimate(
     varied = {"--devices": devices, "--batch-tokens": batch_tokens, "--seq": seq}
     if model is not None and all(value is None for value in varied.values()):
         from autopar.cli.commands import search
-        from autopar.cost_models.layout import fix_pairs
+        from autopar.nouns.layout import pairs_of
 
-        fixed = fix_pairs(fix or ())
+        fixed = pairs_of(fix or ())
         if _priced_alone(model, cluster, fixed, how, of_a_search, json):
             return
         result = search(model, cluster, fixed, searcher, replicated, profile, style=how)

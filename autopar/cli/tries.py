@@ -108,11 +108,11 @@ def _beside(
     others: list[PlanResult] = []
     folders = [first]
     with _home(first) as home:
-        for chosen in worth_trying(plan, samples, several - 1):
+        for pins in worth_trying(plan, samples, several - 1):
             try:
-                others.append(search({**more, **chosen}))
+                others.append(search({**more, **pins.texts()}))
             except UserError as error:
-                progress(f"not tried: {_words(chosen)}: {error}")
+                progress(f"not tried: {pins}: {error}")
                 continue
             folders.append(written(others[-1], home / str(len(others))))
         plans = [plan, *(other.plan for other in others)]
@@ -164,7 +164,3 @@ def in_words(plan: Plan) -> str:
     if plan.each("recompute") != "none":
         words.append(f"recompute {plan.each('recompute')}")
     return ", ".join(words)
-
-
-def _words(chosen: Mapping[str, str]) -> str:
-    return ",".join(f"{name}={value}" for name, value in chosen.items())

@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 
 from autopar.cost_models.footprint import STATE_BYTES
-from autopar.cost_models.layout import DEGREES, choices_of, layout_from_fix
 from autopar.cost_models.precision import stream_bytes
 from autopar.cost_models.software import Software, States, default_software
 from autopar.files.cluster_file import load_cluster
@@ -25,12 +24,14 @@ from autopar.nouns.axes import PIPELINE
 from autopar.nouns.cluster import Cluster, short_dtype
 from autopar.nouns.errors import UserError
 from autopar.nouns.graph import Graph
+from autopar.nouns.layout import DEGREES, NAMES, Pins
 from autopar.nouns.recompute import COMPUTE, SELECTIVE
 from autopar.nouns.style import Style, style_of
 from autopar.nouns.workload import Workload
-from autopar.planner.ask.fixed import unemitted
+from autopar.planner.ask.pins import unemitted
 from autopar.planner.family.architecture import NotOfFamily, arch_of
 from autopar.planner.family.estimate import Estimate, estimate
+from autopar.planner.family.pins import completed, read_pins
 from autopar.planner.planning import Progress, check_style
 from autopar.report.estimates import render, to_object
 
@@ -48,7 +49,7 @@ class Unemitted:
     @property
     def why(self) -> str:
         """One sentence for whoever expects a program."""
-        return f"no backend emits {_listing(self.choices)} yet, so no program is written"
+        return f"no backend emits {','.join(self.choices)} yet, so no program is written"
 
     def to_text(self) -> str:
         """The report as plain text."""
@@ -83,26 +84,26 @@ def price(
     choices = unemitted(fix, workload.framework)
     cluster = load_cluster(cluster_ref)
     pinned = _parsed(fix, choices)
-    degrees = {name: value for name, value in pinned.items() if name in DEGREES}
-    layout_from_fix(degrees, cluster.device_count, 1)  # refused before the long work
+    degrees = pinned.without(*(name for name in NAMES if name not in DEGREES))
+    completed(degrees, cluster.device_count, 1)  # refused before the long work
     check_style(workload.framework, style)
     progress(f"capturing {model}")
     captured = capture(workload)
     samples = captured.samples
-    if pinned.setdefault("global_batch", samples) != samples:
+    if pinned.global_batch not in (None, samples):
         raise UserError(
-            f"--fix global_batch={pinned['global_batch']}: the batch of {model} has {samples} "
+            f"--fix global_batch={pinned.global_batch}: the batch of {model} has {samples} "
             "samples; leave global_batch out, or change the model's file"
         )
     try:
         derived = arch_of(captured.graph, samples, model)
     except NotOfFamily as error:
         raise NotOfFamily(
-            f"--fix {_listing(choices)}: no backend emits that yet, and {model} cannot be priced "
-            f"as a transformer: {error}. Leave {_listing(choices)} out, or price figures of your "
+            f"--fix {','.join(choices)}: no backend emits that yet, and {model} cannot be priced "
+            f"as a transformer: {error}. Leave {','.join(choices)} out, or price figures of your "
             "own with `autopar estimate --arch`"
         ) from None
-    layout = layout_from_fix(pinned, cluster.device_count)
+    layout = completed(pinned, cluster.device_count, samples)
     software = software_of(captured, workload, cluster, style)
     precision = short_dtype(workload.precision)
     priced = estimate(derived.arch, cluster, layout, software, precision)
@@ -118,16 +119,16 @@ def without_effect(options: Mapping[str, object], choices: tuple[str, ...]) -> s
     if not given:
         return ""
     return (
-        f"{given[0]} has no effect with --fix {_listing(choices)}, which no backend emits yet: the "
+        f"{given[0]} has no effect with --fix {','.join(choices)}, which no backend emits yet: the "
         f"{PRICED_BY} prices that layout alone; leave {given[0]} out"
     )
 
 
-def _parsed(fix: Mapping[str, str], choices: tuple[str, ...]) -> dict[str, int | str]:
-    """Choices as the cost model takes them; ``schedule=none`` is one stage's."""
+def _parsed(fix: Mapping[str, str], choices: tuple[str, ...]) -> Pins:
+    """Pins of figures; ``schedule=none`` is one stage's."""
     if (recompute := fix.get("recompute")) in (COMPUTE, SELECTIVE):
         raise UserError(
-            f"--fix recompute={recompute}: with {_listing(choices)}, which no backend emits yet, "
+            f"--fix recompute={recompute}: with {','.join(choices)}, which no backend emits yet, "
             "there is recompute none, selective or full"
         )
     kept = {
@@ -135,7 +136,7 @@ def _parsed(fix: Mapping[str, str], choices: tuple[str, ...]) -> dict[str, int |
         for n, v in fix.items()
         if n != "schedule" or v != "none" or fix.get(PIPELINE, "1") != "1"
     }
-    return choices_of(kept)
+    return read_pins(kept)
 
 
 def software_of(
@@ -183,7 +184,3 @@ def _state_notes(
     if frozen:
         notes.append(f"{frozen:,} frozen parameters are priced as trained")
     return tuple(notes)
-
-
-def _listing(choices: tuple[str, ...]) -> str:
-    return ",".join(choices)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Collection, Iterable, Iterator
+from contextlib import suppress
 from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -140,10 +141,11 @@ def _mesh(where: str, text: str) -> dict[str, Any]:
 
 
 def _recompute(where: str, text: str, framework: str) -> dict[str, Any]:
-    try:
+    made = None
+    with suppress(ValueError):
         made = Recompute.parse(text)
-    except ValueError:
-        raise _bad(where, text, " or ".join(_shown(policies(framework)))) from None
+    if made is None or not made.emitted:
+        raise _bad(where, text, " or ".join(_shown(policies(framework))))
     return {"policy": made.policy, "count": made.count}
 
 

@@ -19,6 +19,7 @@ from autopar.nouns.axes import REPLICATE, SHARD
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.errors import UserError
 from autopar.nouns.graph import Graph
+from autopar.nouns.layout import LayoutError, Pins
 from autopar.nouns.offload import OFFLOAD
 from autopar.nouns.plan import Fingerprints, Plan, Prediction, Stage
 from autopar.nouns.recompute import policies
@@ -26,9 +27,9 @@ from autopar.nouns.style import Style, style_of
 from autopar.nouns.workload import Workload, training
 from autopar.planner.advice.fewer import Fewer, fewer
 from autopar.planner.advice.remedies import search_or_advise
-from autopar.planner.ask.candidates import Layout
+from autopar.planner.ask.candidates import StateLayout
 from autopar.planner.ask.dtypes import mixed_unit
-from autopar.planner.ask.fixed import Fixed, FixError
+from autopar.planner.ask.pins import read_pins
 from autopar.planner.ask.question import Answer, Outcome, Question
 from autopar.planner.ask.sequences import cut_along
 from autopar.planner.ask.unruled import check_allowed, check_registered, unruled
@@ -119,15 +120,15 @@ def plan(
     with clock.phase("load"):
         cluster = cluster_ref if isinstance(cluster_ref, Cluster) else load_cluster(cluster_ref)
         as_read = cluster.fingerprint
-        fixed = Fixed.parse(fix or {}, cluster.device_count)  # refused before the long work
+        pins, _ = read_pins(fix or {}, cluster.device_count)  # refused before the long work
         if options.profile is not None:
             from autopar.cost_models.profile_file import check_profile
 
             check_profile(Path(options.profile))
         workload = workload or load_workload(workload_ref)
         check_style(workload.framework, options.style)
-        _check_offload(fixed, workload, cluster)
-        _check_recompute(fixed, workload)
+        _check_offload(pins, workload, cluster)
+        _check_recompute(pins, workload)
         if options.profile is not None:
             style = options.style or style_of(workload.framework)
             cluster = _measured(cluster, options, style, progress)
@@ -207,21 +208,21 @@ def plan_captured(
     graph = at_precision(keep_whole(captured.graph, missing), workload.precision)
     batch_dims = {e.name: e.batch_dim for e in captured.batch if e.batch_dim is not None}
     flow, obstacle = flow_or_obstacle(graph, batch_dims)
-    fixed = Fixed.parse(fix or {}, cluster.device_count)
-    if workload.framework == "jax" and (fixed.pp or 1) > 1:
+    pins, actions = read_pins(fix or {}, cluster.device_count)
+    if workload.framework == "jax" and (pins.pp or 1) > 1:
         raise UserError(
-            f"--fix pp={fixed.pp}: JAX programs have one stage so far; leave pp out, or price the "
+            f"--fix pp={pins.pp}: JAX programs have one stage so far; leave pp out, or price the "
             "layout without a program by `autopar estimate --arch`"
         )
-    _check_offload(fixed, workload, cluster)
-    _check_recompute(fixed, workload)
+    _check_offload(pins, workload, cluster)
+    _check_recompute(pins, workload)
     mixed = mixed_unit(captured, workload)
-    fixed = _unsharded(fixed, mixed) if mixed else fixed
+    pins = _unsharded(pins, mixed) if mixed else pins
     if obstacle is not None:
-        _check_one_rank(fixed, obstacle, captured.samples)
+        _check_one_rank(pins, obstacle, captured.samples)
     cut = BatchCut(Cut(batch_dims, flow.choices))
-    if (fixed.cp or 1) > 1:
-        cut = cut_along(graph, batch_dims, fixed.cp or 1, workload.framework)
+    if (pins.cp or 1) > 1:
+        cut = cut_along(graph, batch_dims, pins.cp or 1, workload.framework)
     question = Question(
         graph=graph,
         cut=cut,
@@ -230,7 +231,8 @@ def plan_captured(
         cluster=cluster,
         precision=workload.precision,
         optimizer=workload.optimizer,
-        fixed=fixed,
+        pins=pins,
+        actions=actions,
         searcher=options.searcher,
         uneven=workload.framework != "jax",
         splits_batch=obstacle is None,
@@ -262,36 +264,36 @@ def check_style(framework: str, asked: Style | None) -> None:
         )
 
 
-def _check_recompute(fixed: Fixed, workload: Workload) -> None:
-    """Raises `FixError` where programs of the framework have no such recomputation."""
+def _check_recompute(pins: Pins, workload: Workload) -> None:
+    """Raises `LayoutError` where programs of the framework have no such recomputation."""
     known = policies(workload.framework)
-    if fixed.recompute is not None and str(fixed.recompute) not in known:
-        raise FixError(
-            f"--fix recompute={fixed.recompute}: JAX programs keep what products, convolutions "
+    if pins.recompute is not None and str(pins.recompute) not in known:
+        raise LayoutError(
+            f"--fix recompute={pins.recompute}: JAX programs keep what products, convolutions "
             "and attention gave under recompute=none already, and make the rest again; take "
             f"{' or '.join(known)}"
         )
 
 
-def _check_offload(fixed: Fixed, workload: Workload, cluster: Cluster) -> None:
-    """Raises `FixError` where what is pinned to be offloaded cannot be."""
-    if fixed.offload not in (None, OFFLOAD[0]):
+def _check_offload(pins: Pins, workload: Workload, cluster: Cluster) -> None:
+    """Raises `LayoutError` where what is pinned to be offloaded cannot be."""
+    if pins.offload not in (None, OFFLOAD[0]):
         against = offload_obstacle(cluster, workload.optimizer, workload.framework)
         if against:
-            raise FixError(f"--fix offload={fixed.offload}: {against}; leave offload out")
+            raise LayoutError(f"--fix offload={pins.offload}: {against}; leave offload out")
 
 
-def _unsharded(fixed: Fixed, mixed: str) -> Fixed:
-    """``fixed`` without ZeRO. Raises `FixError` where that is pinned."""
-    if (fixed.zero or 0) > 0 or (fixed.dp_shard or 1) > 1:
-        raise FixError(f"--fix {fixed}: {mixed}; declare them alike", {"zero": "0"})
-    return replace(fixed, zero=0)
+def _unsharded(pins: Pins, mixed: str) -> Pins:
+    """``fixed`` without ZeRO. Raises `LayoutError` where that is pinned."""
+    if (pins.zero or 0) > 0 or (pins.dp_shard or 1) > 1:
+        raise LayoutError(f"--fix {pins}: {mixed}; declare them alike", {"zero": "0"})
+    return replace(pins, zero=0)
 
 
-def _check_one_rank(fixed: Fixed, obstacle: BatchMixed, samples: int) -> None:
+def _check_one_rank(pins: Pins, obstacle: BatchMixed, samples: int) -> None:
     """Raises ``obstacle`` where pins ask for more than one data rank with the whole batch."""
-    split = (fixed.dp_replicate or 1) * (fixed.dp_shard or 1) > 1 or (fixed.zero or 0) > 0
-    if split or fixed.microbatch not in (None, samples):
+    split = (pins.dp_replicate or 1) * (pins.dp_shard or 1) > 1 or (pins.zero or 0) > 0
+    if split or pins.microbatch not in (None, samples):
         raise BatchMixed(str(obstacle), {REPLICATE: "1", SHARD: "1"})
 
 
@@ -331,7 +333,7 @@ def _plan(
     )
 
 
-def _only_stage(layout: Layout) -> Stage:
+def _only_stage(layout: StateLayout) -> Stage:
     return Stage(zero=layout.zero, recompute=layout.recompute, offload=layout.offload)
 
 

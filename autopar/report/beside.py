@@ -6,7 +6,6 @@ from dataclasses import asdict
 from typing import Any
 
 from autopar.planner.family.estimate import Estimate
-from autopar.planner.family.layouts import typed
 from autopar.report.estimates import to_object
 from autopar.report.parts import reasons
 from autopar.report.units import duration, size
@@ -24,7 +23,7 @@ def beside(theirs: Estimate, ours: Estimate | None) -> str:
     figures = f"{yours}; this plan: {duration(ours.step_time_s)} and {size(ours.memory.total)}"
     why = because(theirs, ours)
     figures += f", because {'; '.join(why)}" if why else ", in the same parts"
-    return f"{figures}\nthis plan is --fix {typed(ours.layout)}"
+    return f"{figures}\nthis plan is --fix {ours.layout.shortest()}"
 
 
 def because(theirs: Estimate, ours: Estimate) -> list[str]:
@@ -45,6 +44,6 @@ def beside_object(theirs: Estimate, ours: Estimate | None) -> dict[str, Any]:
     """The same as an object for ``--json``."""
     data: dict[str, Any] = {"yours": to_object(theirs), "ours": None, "because": []}
     if ours is not None:
-        data["ours"] = {**to_object(ours), "fix": typed(ours.layout)}
+        data["ours"] = {**to_object(ours), "fix": str(ours.layout.shortest())}
         data["because"] = because(theirs, ours)
     return data

@@ -10,8 +10,8 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from autopar.files import plan_folder
+from autopar.nouns.layout import Pins
 from autopar.planner.advice.memories import WithMemory, plans_by_memory
-from autopar.planner.ask.fixed import Fixed
 from autopar.planner.ask.question import Question
 from autopar.planner.ask.sentences import layout_text
 from autopar.report.opened import opened
@@ -38,7 +38,7 @@ def asked_again(folder: str | Path) -> Question:
         cluster=plan_folder.read_cluster(folder),
         precision=plan.precision,
         optimizer=plan.optimizer,
-        fixed=Fixed(),
+        pins=Pins(),
         uneven=plan.framework != "jax",
         splits_batch=obstacle is None,
         fusion=fusion(graph) if plan.style == "compiled" else ALONE,

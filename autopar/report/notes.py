@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from autopar.lowering.spread import Lowered, LoweredOp
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.graph import DTYPE_BYTES
+from autopar.nouns.layout import divisors
 from autopar.nouns.plan import Plan, key
 from autopar.nouns.text.cluster import devices_text, ranks_text
 from autopar.planner.advice.fewer import Fewer
-from autopar.planner.ask.fixed import divisors
 from autopar.report.units import count, duration, size
 from autopar.rules.work import PRODUCTS
 

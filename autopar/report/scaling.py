@@ -8,9 +8,8 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from autopar.cost_models.layout import Layout
+from autopar.nouns.layout import Layout
 from autopar.planner.advice.scaling import BILLION, Asked, Scaled, Scaling, Searched
-from autopar.planner.family.layouts import typed
 from autopar.report.estimates import to_object
 from autopar.report.render import indented, table
 from autopar.report.units import count, duration, percent, size
@@ -21,7 +20,7 @@ WIDTH = 200
 
 def fix_of(layout: Layout) -> str:
     """What `--fix` takes for it, but for the batch, which all layouts of a table share."""
-    return typed(layout).replace(f",global_batch={layout.global_batch}", "")
+    return str(layout.shortest().without("global_batch"))
 
 
 def others(searched: Searched) -> list[RenderableType]:
@@ -41,7 +40,7 @@ def others(searched: Searched) -> list[RenderableType]:
 def others_object(searched: Searched) -> list[dict[str, Any]]:
     """The same for ``--json``."""
     return [
-        {"step_time_s": seconds, "memory_bytes": peak, "fix": typed(layout)}
+        {"step_time_s": seconds, "memory_bytes": peak, "fix": str(layout.shortest())}
         for seconds, peak, layout in searched.others
     ]
 
@@ -118,7 +117,7 @@ def _row(scaling: Scaling, row: Scaled) -> dict[str, Any]:
     return {
         "devices": row.devices,
         **to_object(one),
-        "fix": typed(one.layout),
+        "fix": str(one.layout.shortest()),
         "efficiency": scaling.efficiency(row) if row.fits else None,
         "device_hours_per_billion_tokens": row.device_hours_per_billion_tokens,
     }

@@ -46,8 +46,8 @@ def plan(
     """
     from autopar.cli.commands import check_output, plan_files, search
     from autopar.cli.options import parse_style
-    from autopar.cost_models.layout import fix_pairs
     from autopar.files import plan_folder
+    from autopar.nouns.layout import pairs_of
     from autopar.script.workloads import given_workload
 
     target = Path(folder)
@@ -61,7 +61,7 @@ def plan(
         result = search(
             name,
             cluster if isinstance(cluster, Cluster) else str(cluster),
-            fix_pairs(pairs),
+            pairs_of(pairs),
             searcher,
             tuple(allow_replicated),
             None if profile is None else Path(profile),

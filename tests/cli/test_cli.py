@@ -13,9 +13,9 @@ import pytest
 import typer
 
 from autopar.cli import app as cli
-from autopar.cost_models.layout import LayoutError, fix_pairs
 from autopar.files import plan_folder
 from autopar.nouns.errors import DoesNotFit, UserError
+from autopar.nouns.layout import LayoutError, pairs_of
 from autopar.nouns.plan import Stage, to_json
 from autopar.searchers import SEARCHERS
 from tests import plans
@@ -41,7 +41,7 @@ def run(*words: str, monkeypatch: pytest.MonkeyPatch) -> int:
     ],
 )
 def test_fix_is_a_list_of_choices(texts: tuple[str, ...], fixed: dict[str, str]) -> None:
-    assert fix_pairs(texts) == fixed
+    assert pairs_of(texts) == fixed
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_fix_is_a_list_of_choices(texts: tuple[str, ...], fixed: dict[str, str])
 )
 def test_a_wrong_fix_says_what_is_right(text: str, message: str) -> None:
     with pytest.raises(LayoutError, match=message):
-        fix_pairs([text])
+        pairs_of([text])
 
 
 @pytest.mark.parametrize(("error", "code"), [(UserError, 2), (DoesNotFit, 3)])

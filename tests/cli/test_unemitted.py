@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from autopar.cli import app as cli
-from autopar.planner.ask.fixed import unemitted
+from autopar.planner.ask.pins import unemitted
 
 ROOT = Path(__file__).parents[2]
 GPT = str(ROOT / "examples/02_gpt.py")
@@ -64,7 +64,7 @@ def test_jax_programs_keep_sequences_whole() -> None:
 
 GOLDEN = """\
 PATH: 0.9 M parameters on 8 H100 (8 H100), fp32, eager
-layout global_batch=16,microbatch=2,dp_replicate=1,dp_shard=1,tp=2,cp=2,ep=1,pp=2,zero=1,\
+layout dp_replicate=1,dp_shard=1,tp=2,cp=2,ep=1,pp=2,zero=1,global_batch=16,microbatch=2,\
 schedule=gpipe,interleave=1,recompute=none,sequence_parallel=on
 step TIME (band TIME to TIME) # tokens/s # per device MFU # %
 
@@ -171,11 +171,11 @@ def test_a_layout_that_does_not_fit_ends_with_3(run: Run) -> None:
         ),
         (("ep=2",), "ep 2 for a model without experts"),
         ((f"cp=2,dp_shard=8,{ON}",), "= 16, but the cluster has 8 devices"),
-        ((f"cp=two,{ON}",), "cp is a whole number from 1"),
+        ((f"cp=two,{ON}",), "cp=two: give a whole number from 1"),
         ((f"{ON},recompute=compute",), "there is recompute none, selective or full"),
-        ((f"{ON},widht=2",), "no choice called 'widht'"),
+        ((f"{ON},widht=2",), "'widht' cannot be fixed. Choose among dp_replicate"),
         ((f"{ON},global_batch=8",), "the batch of"),
-        ((f"{ON},pp=2,schedule=none",), "schedule is one of gpipe"),
+        ((f"{ON},pp=2,schedule=none",), "schedule=none: choose gpipe"),
         (
             (ON, "--searcher", "mcts"),
             f"--searcher has no effect with --fix {ON}",

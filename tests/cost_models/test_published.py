@@ -234,7 +234,7 @@ def test_cells_that_cannot_be_read_are_a_reason_too() -> None:
 
 def test_named_modules_are_what_runs_again() -> None:
     runs = [read_run(row(recompute=text)) for text in ("none", "selective(norm, act)", "full")]
-    assert runs[1].layout.recompute_modules == ("layernorm", "moe_act")
+    assert runs[1].layout.recompute.modules == ("layernorm", "moe_act")
     seconds = [price_run(run) for run in runs]
     assert seconds[0] < seconds[1] < seconds[2]
 
@@ -392,9 +392,9 @@ def test_what_does_not_fit_was_not_run() -> None:
     large = {"layers": "96", "hidden": "12288", "heads": "96", "kv_heads": "96",
              "ffn_hidden": "49152", "params_b": "175", "num_devices": "64", "tp": "8", "pp": "8",
              "dp": "1", "micro_batch": "4"}  # fmt: skip
-    assert read_run(row(**large, recompute="")).layout.recompute == "full"
-    assert read_run(row(**large)).layout.recompute == "none"
-    assert read_run(row(recompute="")).layout.recompute == "none"
+    assert read_run(row(**large, recompute="")).layout.recompute.policy == "full"
+    assert read_run(row(**large)).layout.recompute.policy == "none"
+    assert read_run(row(recompute="")).layout.recompute.policy == "none"
 
 
 @pytest.mark.parametrize(

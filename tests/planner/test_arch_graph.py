@@ -18,10 +18,10 @@ from autopar.frontends.shared.captured import Captured
 from autopar.lowering.precision import at_precision
 from autopar.lowering.spread import lower
 from autopar.nouns.graph import Graph
+from autopar.nouns.layout import Pins
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.recompute import KEEP_ALL
-from autopar.planner.ask.candidates import Candidate, Layout, model_mesh
-from autopar.planner.ask.fixed import Fixed
+from autopar.planner.ask.candidates import Candidate, StateLayout, model_mesh
 from autopar.planner.ask.question import Question
 from autopar.planner.family.architecture import arch_of
 from autopar.planner.family.graph.model import BATCH_DIMS, LAYER, NoGraph, graph_of, kinds_of
@@ -191,7 +191,7 @@ def test_the_written_sharding_is_as_good_as_a_searched_one(gated: bool) -> None:
     cut = batch_cut(graph, BATCH_DIMS)
     cluster = load_cluster(str(ROOT / "examples/clusters/a100_128x8.yaml"))
     question = Question(
-        *(graph, cut, 256, (), cluster, "bfloat16", "adamw", Fixed(tp=8)),
+        *(graph, cut, 256, (), cluster, "bfloat16", "adamw", Pins(tp=8)),
         fusion=fusion(graph),
     )
     candidate = Candidate(128, model_mesh(8), 2)
@@ -202,7 +202,7 @@ def test_the_written_sharding_is_as_good_as_a_searched_one(gated: bool) -> None:
     def cost(sequence_parallel: bool) -> int:
         lowered = lowered_of(question, spread_of(graph, mesh, sequence_parallel), candidate)
         prices = Prices(cluster, lowered.mesh, "bfloat16", question.fusion)
-        state = state_of(question, Layout(1, 128, 1, KEEP_ALL), candidate)
+        state = state_of(question, StateLayout(1, 128, 1, KEEP_ALL), candidate)
         return objective(lowered, prices, StatePrices(cluster, state, 0.0))
 
     assert solved.solution.cost <= cost(True) <= 1.002 * solved.solution.cost

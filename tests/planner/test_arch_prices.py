@@ -8,15 +8,14 @@ from dataclasses import replace
 import pytest
 
 from autopar.cost_models.family import Arch
-from autopar.cost_models.layout import Layout
-from autopar.cost_models.pipeline_time import layers_of
+from autopar.cost_models.pipeline_time import layers_of, pipeline_of
 from autopar.files.arch_file import load_arch
 from autopar.files.cluster_file import load_cluster
 from autopar.lowering.precision import at_precision
 from autopar.lowering.spread import lower
 from autopar.nouns.cluster import Cluster
+from autopar.nouns.layout import Layout
 from autopar.nouns.mesh import Mesh
-from autopar.nouns.recompute import Recompute
 from autopar.nouns.style import Style
 from autopar.pipeline.schedules.table import schedule
 from autopar.planner.family.arch_prices import PRECISION, Pricer, unpriced
@@ -67,7 +66,7 @@ def planned(arch: Arch, layout: Layout, cluster: Cluster, style: Style) -> Price
     prices = Prices(cluster, lowered.mesh, PRECISION, fused)
     summary = summarise(lowered, prices)
     state = StateSharding(x.zero, mesh, x.microbatches, PRECISION, clips=True)
-    recompute = Recompute(x.recompute)
+    recompute = x.recompute
     if x.pp == 1:
         return alone(CutModel(lowered, summary, prices, "torch"), state, recompute)
     cuts = CutModel(lowered, summary, prices, "torch")
@@ -87,7 +86,7 @@ def _ends(cuts: CutModel, arch: Arch, layout: Layout) -> Ends:
     blocks = [op.op.name for op in cuts.lowered.ops if op.bound is None]
     before = cuts.units.index(blocks[0])
     ends = []
-    for layers in layers_of(arch.layers, layout.pipeline(arch.layers).stages):
+    for layers in layers_of(arch.layers, pipeline_of(layout, arch.layers).stages):
         before += layers
         ends.append(before)
     return (*ends[:-1], len(cuts.units))

@@ -10,11 +10,12 @@ from autopar.cost_models.family import Arch
 from autopar.cost_models.footprint import saved_bytes
 from autopar.cost_models.layer_figures import KEY_TILE, LayerFigures
 from autopar.cost_models.layer_products import Product, Products, split_product
-from autopar.cost_models.layout import Layout
 from autopar.cost_models.software import Software
+from autopar.nouns.layout import Layout
 from autopar.nouns.style import Style
 from autopar.planner.family.graph_figures import figures_of
 from autopar.planner.family.layouts import footprint_of
+from autopar.planner.family.pins import RECOMPUTES
 
 LLAMA = Arch("l", 4, 4096, 32, 8, 14336, vocab=32000, seq=4096)
 GPT = replace(LLAMA, kv_heads=32, ffn=16384, gated=False, positions=True, biases=False)
@@ -100,7 +101,7 @@ def test_ranks_of_a_sequence_share_its_work() -> None:
 def test_what_a_layer_keeps_shrinks_with_what_it_runs_again(arch: Arch) -> None:
     for tp, split in ((1, True), (8, True), (8, False)):
         sizes = []
-        for recompute in ("none", "selective", "full"):
+        for recompute in RECOMPUTES:
             layout = Layout(64, 3, tp=tp, sequence_parallel=split, recompute=recompute)
             software = Software(attention="unfused")
             kept = figures_of(arch, layout, software, "bf16").kept

@@ -51,7 +51,7 @@ def limited(of: Question, limit_bytes: int) -> Question:
 
 
 def pinned(of: Question, policy: str) -> Question:
-    return replace(of, fixed=replace(of.fixed, recompute=Recompute(policy)))
+    return replace(of, pins=replace(of.pins, recompute=Recompute(policy)))
 
 
 @pytest.mark.parametrize("share", [0.3, 0.6, 0.9])

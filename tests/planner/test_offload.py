@@ -12,13 +12,13 @@ from autopar.cost_models.catalogue import find_device
 from autopar.files.cluster_file import ClusterFileError, cluster_from_text, load_cluster
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.errors import DoesNotFit
+from autopar.nouns.layout import LayoutError
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.offload import CHUNKS
 from autopar.nouns.plan import Memory
 from autopar.nouns.recompute import KEEP_ALL
 from autopar.planner.advice.remedies import search_or_advise
 from autopar.planner.ask.candidates import offloaded
-from autopar.planner.ask.fixed import FixError
 from autopar.planner.ask.question import Question
 from autopar.planner.search.layouts import search_plan
 from autopar.planner.solve.solved import state_of
@@ -170,7 +170,7 @@ def test_where_nothing_can_be_offloaded_it_is_not_tried(
 
 
 def test_pins_and_states_carry_it() -> None:
-    with pytest.raises(FixError, match="choose none or optimizer"):
+    with pytest.raises(LayoutError, match="choose none or optimizer"):
         question(gpt(layers=2), 8, NODE, {"offload": "activations"})
     asked = alone(H100.memory_bytes, offload="optimizer")
     best = search_plan(asked).best

@@ -15,7 +15,6 @@ from autopar.cost_models.calibrate import calibrate
 from autopar.cost_models.catalogue import catalogue
 from autopar.cost_models.collectives import AxisGroup, collective_time_s
 from autopar.cost_models.compute import op_rate
-from autopar.cost_models.layout import layout_from_fix
 from autopar.cost_models.physics import Bound, Impossible, check
 from autopar.cost_models.precision import compute_dtype
 from autopar.cost_models.profile_db import Machine, Measurement, ProfileDb
@@ -26,6 +25,7 @@ from autopar.frontends.shared.captured import Captured
 from autopar.nouns.cluster import Cluster, MeasuredRate
 from autopar.nouns.errors import UserError
 from autopar.planner.family.estimate import PRECISIONS, estimate
+from autopar.planner.family.pins import completed, read_pins
 from autopar.planner.planning import Planned, plan_captured
 from autopar.planner.solve import alarms
 from autopar.planner.staged import cores
@@ -117,7 +117,7 @@ def test_estimates_keep_to_physics(
 ) -> None:
     cluster = measured_as(node(device, 8), memory_bytes=1 << 60)  # no advice is looked for
     try:
-        priced = estimate(arch, cluster, layout_from_fix(fix, 8, batch), precision=precision)
+        priced = estimate(arch, cluster, completed(read_pins(fix), 8, batch), precision=precision)
     except Impossible:
         raise
     except UserError:

@@ -52,12 +52,12 @@ def every_pipeline(of: Question) -> Iterator[tuple[float, int]]:
     """Seconds, and bytes of the fullest rank: sharding solved for each candidate, every cut played
     action by action under every schedule, recomputation and layout of state."""
     for pp in (2, 4):
-        for candidate in candidates(4 // pp, of.batch, of.fixed):
+        for candidate in candidates(4 // pp, of.batch, of.pins):
             solved = solve(of, candidate, Solver("portfolio"))
             assert solved is not None
             model = cut_model(of, solved)
             units = len(model.units)
-            for layout in layouts(candidate.data, of.fixed):
+            for layout in layouts(candidate.data, of.pins):
                 state = state_of(of, layout, candidate)
                 prices = PipelinePrices(model, of.cluster, state, layout.recompute, pp)
                 for name in USUAL:
@@ -91,7 +91,7 @@ def test_no_plan_of_any_kind_is_faster(
     assert fitting
     assert outcome.best.time.total_s <= min(fitting) * AS_FAST * (1 + 1e-9)
     assert outcome.lower_bound_s <= min([outcome.best.time.total_s, *fitting])
-    pinned = replace(of, fixed=replace(of.fixed, pp=outcome.best.pp))
+    pinned = replace(of, pins=replace(of.pins, pp=outcome.best.pp))
     assert search_plan(pinned).best.time.total_s == pytest.approx(outcome.best.time.total_s)
     degrees = {lost.degrees.get("pp", 1) for lost in outcome.runners_up} | {outcome.best.pp}
     assert min(degrees) == 1 < max(degrees)
@@ -115,7 +115,7 @@ def test_a_pipeline_is_taken_where_gradients_would_cross_a_slow_link() -> None:
     cluster = load_cluster("examples/clusters/ethernet_2x4.yaml")
     of = question(gpt(layers=4, **{**LARGE, "b": 8}), 8, cluster)
     outcome = search_plan(of)
-    one = search_plan(replace(of, fixed=replace(of.fixed, pp=1)))
+    one = search_plan(replace(of, pins=replace(of.pins, pp=1)))
     assert outcome.best.pp > 1
     assert outcome.best.time.total_s * AS_FAST < one.best.time.total_s
     lost = [other for other in outcome.runners_up if "pp" not in other.degrees]
@@ -128,7 +128,7 @@ def test_models_without_stages_have_no_pipelines() -> None:
     assert search_plan(of).best.time.total_s > 0
     for without in (
         replace(of, framework="jax"),
-        replace(of, fixed=replace(of.fixed, pp=1)),
+        replace(of, pins=replace(of.pins, pp=1)),
     ):
         outcome = search_plan(without)
         assert outcome.best.pp == 1
@@ -139,7 +139,7 @@ def test_models_without_stages_have_no_pipelines() -> None:
 @pytest.mark.parametrize("policy", POLICIES)
 def test_long_runs_follow_from_short_ones(zero: int, policy: str) -> None:
     of = question(gpt(layers=9, **{**LARGE, "b": 8}), 8, NODE, {"tp": "2"})
-    solved = solve(of, candidates(8, 8, of.fixed)[0], Solver("portfolio"))
+    solved = solve(of, candidates(8, 8, of.pins)[0], Solver("portfolio"))
     assert solved is not None
     model = cut_model(of, solved)
     mesh = solved.spread.mesh
@@ -163,7 +163,7 @@ def test_runs_of_blocks_that_are_called_again_hold_their_parameters_once(calls: 
     the run, so there a long run's figures are near, and what is chosen is priced in full."""
     of = question(gpt(layers=len(calls), **{**LARGE, "b": 8}), 8, NODE, {"tp": "2"})
     of = replace(of, graph=calling(of.graph, calls))
-    solved = solve(of, candidates(8, 8, of.fixed)[0], Solver("portfolio"))
+    solved = solve(of, candidates(8, 8, of.pins)[0], Solver("portfolio"))
     assert solved is not None
     model = cut_model(of, solved)
     state = StateSharding(0, solved.spread.mesh, 2, "float32")
@@ -213,7 +213,7 @@ def test_ranks_recompute_as_much_as_each_must(name: str) -> None:
     fix = {"pp": "4", "dp_replicate": "2", "microbatch": "1", "schedule": name, "offload": "none"}
     of = question(gpt(layers=8, **{**LARGE, "b": 16}), 16, NODE, fix)
     plain, full = (
-        search_plan(replace(of, fixed=replace(of.fixed, recompute=Recompute(policy)))).best
+        search_plan(replace(of, pins=replace(of.pins, recompute=Recompute(policy)))).best
         for policy in ("none", "full")
     )
     limit = round(0.3 * plain.memory.total + 0.7 * full.memory.total)
@@ -247,7 +247,7 @@ def test_ranks_split_as_much_of_their_state_as_each_must() -> None:
     fix = {"pp": "2", "dp_shard": "4", "microbatch": "1", "schedule": "1f1b", "offload": "none"}
     of = question(gpt(layers=8, **{**LARGE, "b": 64}), 64, NODE, fix)
     one, two = (
-        search_plan(replace(of, fixed=replace(of.fixed, recompute=Recompute(), zero=zero))).best
+        search_plan(replace(of, pins=replace(of.pins, recompute=Recompute(), zero=zero))).best
         for zero in (1, 2)
     )
     # Less than selective recomputation needs that splits no more.

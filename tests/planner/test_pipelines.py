@@ -11,11 +11,12 @@ import pytest
 from autopar.cost_models.physics import Impossible, check
 from autopar.lowering.stages import CutError, stage_parts
 from autopar.nouns.errors import DoesNotFit
+from autopar.nouns.layout import LayoutError
 from autopar.nouns.plan import Stage
 from autopar.nouns.recompute import Recompute
 from autopar.pipeline.schedules.of_plan import schedule_of
 from autopar.pipeline.schedules.table import SCHEDULES
-from autopar.planner.ask.fixed import Fixed, FixError
+from autopar.planner.ask.pins import read_pins
 from autopar.planner.ask.question import Answer, Question
 from autopar.planner.search.layouts import search_plan
 from autopar.pricing.bounds import pipeline_bounds, state_bytes
@@ -187,7 +188,7 @@ def test_a_batch_that_is_not_to_be_cut() -> None:
     best = search_plan(of).best
     assert (best.pp, best.candidate.microbatches) == (2, 1)
     of = replace(asked({"pp": "2", "microbatch": "1"}), obstacles=(whole,))
-    with pytest.raises(FixError, match=r"cannot be cut into .* microbatches: batch_norm sees"):
+    with pytest.raises(LayoutError, match=r"cannot be cut into .* microbatches: batch_norm sees"):
         search_plan(of)
 
 
@@ -206,9 +207,9 @@ def test_the_choice_of_schedule_and_microbatches_is_free() -> None:
     of = asked({"pp": "4", "tp": "2"}, layers=8)
     best = search_plan(of).best
     assert best.schedule != "none"
-    assert Fixed.parse({"pp": "4", "schedule": "zb-v"}, 8).schedule == "zb-v"
+    assert read_pins({"pp": "4", "schedule": "zb-v"}, 8)[0].schedule == "zb-v"
     for name in ("1f1b", "zb-h1"):
-        pinned = search_plan(replace(of, fixed=replace(of.fixed, schedule=name))).best
+        pinned = search_plan(replace(of, pins=replace(of.pins, schedule=name))).best
         assert best.time.total_s <= pinned.time.total_s * (1 + 1e-12)
 
 

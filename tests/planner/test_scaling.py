@@ -10,6 +10,8 @@ import pytest
 from autopar.cost_models.family import Arch
 from autopar.files.cluster_file import load_cluster
 from autopar.nouns.cluster import DeviceGroup
+from autopar.nouns.layout import Pins
+from autopar.nouns.recompute import FULL, Recompute
 from autopar.planner.advice.scaling import Asked, Scaled, Scaling, fewest, scaling, searched
 from autopar.planner.ask.resized import NoSuchCluster, resized
 from autopar.planner.family.layouts import sweep
@@ -28,7 +30,7 @@ def asked() -> Asked:
 
 @pytest.fixture(scope="module")
 def rows(asked: Asked) -> Scaling:
-    return scaling(asked, [16, 2, 8], {})
+    return scaling(asked, [16, 2, 8], Pins())
 
 
 @pytest.mark.parametrize("cluster", [H100_64, TORUS], ids=lambda c: c.name)
@@ -106,7 +108,7 @@ def test_a_batch_that_nothing_divides_has_no_fewest(asked: Asked) -> None:
 
 
 def test_what_is_pinned_is_every_rows_layout(asked: Asked) -> None:
-    scaled = scaling(asked, [8, 16, 64], {"tp": 8, "pp": 2, "recompute": "full"})
+    scaled = scaling(asked, [8, 16, 64], Pins(tp=8, pp=2, recompute=Recompute(FULL)))
     few, more, most = scaled.rows
     assert "does not divide 8 devices" in few.why
     assert few.estimate is None

@@ -12,12 +12,13 @@ from autopar.files.cluster_file import load_cluster
 from autopar.lowering.spread import lower
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.graph import Graph, Source
+from autopar.nouns.layout import LayoutError, Pins
 from autopar.nouns.plan import Memory
 from autopar.nouns.recompute import Recompute
 from autopar.nouns.text.graph import fingerprint
 from autopar.planner.advice.fewer import fewer
-from autopar.planner.ask.candidates import Layout, candidates, layouts
-from autopar.planner.ask.fixed import Fixed, FixError
+from autopar.planner.ask.candidates import StateLayout, candidates, layouts
+from autopar.planner.ask.pins import read_pins
 from autopar.planner.ask.question import Outcome, Question
 from autopar.planner.search.layouts import search_plan
 from autopar.planner.solve.alarms import Alarms
@@ -36,7 +37,7 @@ def question(
     graph: Graph, batch: int, cluster: Cluster = NODE, fix: Mapping[str, str] | None = None
 ) -> Question:
     flow = batch_flow(graph, BATCH)
-    fixed = Fixed.parse(fix or {}, cluster.device_count)
+    pins, actions = read_pins(fix or {}, cluster.device_count)
     return Question(
         graph,
         BatchCut(Cut(BATCH, flow.choices)),
@@ -45,7 +46,8 @@ def question(
         cluster,
         "float32",
         "adamw",
-        fixed,
+        pins,
+        actions=actions,
     )
 
 
@@ -116,7 +118,7 @@ def test_ranks_that_repeat_one_another_do_not_win_and_fewer_are_told() -> None:
     assert alone is not None
     assert (alone.devices, alone.domain) == (1, "")
     assert alone.step_time_s < outcome.best.time.total_s
-    only = replace(asked, fixed=Fixed(tp=many.device_count))  # what is asked for is planned
+    only = replace(asked, pins=Pins(tp=many.device_count))  # what is asked for is planned
     pinned = search_plan(only)
     assert pinned.best.candidate.model.size("tp") == many.device_count
     assert fewer(only, pinned) is None
@@ -156,14 +158,14 @@ def test_no_fewer_devices_are_told_where_they_are_slower() -> None:
     ],
 )
 def test_bad_pins_are_refused_with_numbers(fix: dict[str, str], says: str) -> None:
-    with pytest.raises(FixError, match=says):
+    with pytest.raises(LayoutError, match=says):
         planned(gpt(), 8, **fix)
 
 
 def test_batch_that_no_mesh_divides() -> None:
-    with pytest.raises(FixError, match="batch of 6 samples"):
+    with pytest.raises(LayoutError, match="batch of 6 samples"):
         planned(gpt(b=6), 6, tp="1")
-    assert {c.model.size("tp") for c in candidates(8, 6, Fixed())} == {4, 8}
+    assert {c.model.size("tp") for c in candidates(8, 6, Pins())} == {4, 8}
 
 
 def test_what_does_not_fit_is_told_in_numbers() -> None:
@@ -245,7 +247,7 @@ def test_zero_levels_trade_memory_for_traffic() -> None:
 
 
 def test_layouts_of_one_data_rank_shard_nothing() -> None:
-    assert list(layouts(1, Fixed(recompute=Recompute()))) == [Layout(1, 1, 0, Recompute())]
+    assert list(layouts(1, Pins(recompute=Recompute()))) == [StateLayout(1, 1, 0, Recompute())]
 
 
 def test_slow_links_change_the_choice() -> None:

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 
 from autopar.files.cluster_file import load_cluster
+from autopar.nouns.layout import Pins
 from autopar.nouns.plan import key
 from autopar.nouns.problem import Problem, Solution
-from autopar.planner.ask.fixed import Fixed
 from autopar.planner.ask.question import Outcome, Question
 from autopar.planner.problem import solving
 from autopar.planner.search.layouts import search_plan
@@ -36,7 +36,7 @@ def question(searcher: str, verbose: bool = False, tp: int | None = None) -> Que
         cluster=CLUSTER,
         precision="float32",
         optimizer="adamw",
-        fixed=Fixed(tp=tp),
+        pins=Pins(tp=tp),
         searcher=searcher,
         verbose=verbose,
     )

@@ -31,9 +31,9 @@ def test_the_fastest_that_fit_are_tried_each_layout_once() -> None:
         lost(1.5, zero=None, recompute=None),
     )
     chosen = worth_trying(replace(plan(), runners_up=runners_up), 64, 2)
-    assert [(c["tp"], c["pp"], c["dp_shard"], c["zero"], c["microbatch"]) for c in chosen] == [
-        ("2", "2", "1", "0", "16"),
-        ("2", "1", "2", "3", "16"),
+    assert [(c.tp, c.pp, c.dp_shard, c.zero, c.microbatch) for c in chosen] == [
+        (2, 2, 1, 0, 16),
+        (2, 1, 2, 3, 16),
     ]
     assert len(worth_trying(replace(plan(), runners_up=runners_up), 64, 1)) == 1
 

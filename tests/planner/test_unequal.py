@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autopar.nouns.cluster import Cluster, Device, DeviceGroup
+from autopar.nouns.layout import Pins
 from autopar.nouns.level import Level
 from autopar.nouns.recompute import KEEP_ALL
 from autopar.pipeline.actions import ScheduleError
 from autopar.pipeline.schedules.table import schedule
-from autopar.planner.ask.candidates import Candidate, Layout, candidates, layouts
-from autopar.planner.ask.fixed import Fixed
+from autopar.planner.ask.candidates import Candidate, StateLayout, candidates, layouts
 from autopar.planner.ask.question import Outcome, Question
 from autopar.planner.ask.selections import orders, part_of, parts
 from autopar.planner.problem.solving import Solver
@@ -56,7 +56,7 @@ def cluster(*devices: Device, levels: tuple[Level, ...] = (NEAR, FAR)) -> Cluste
 
 def asked(of: Cluster, **pins: int | str) -> Question:
     made = question(gpt(layers=4, **{**LARGE, "b": 4}), 4, of)
-    return replace(made, fixed=Fixed(**pins))  # type: ignore[arg-type]
+    return replace(made, pins=Pins(**pins))  # type: ignore[arg-type]
 
 
 MIXED = cluster(SLOW, FAST)
@@ -78,10 +78,10 @@ def every_pipeline(of: Question, pp: int) -> Iterator[float]:
     """Seconds of all that fits: every order of the groups, every cut played action by action."""
     for groups in permutations(of.cluster.groups):
         on = replace(of, cluster=replace(of.cluster, groups=groups))
-        for candidate in candidates(of.cluster.device_count // pp, of.batch, of.fixed):
+        for candidate in candidates(of.cluster.device_count // pp, of.batch, of.pins):
             model = model_on(on, candidate)
             units = len(model.units)
-            for layout in layouts(candidate.data, of.fixed):
+            for layout in layouts(candidate.data, of.pins):
                 state = state_of(on, layout, candidate)
                 prices = PipelinePrices(model, on.cluster, state, layout.recompute, pp)
                 for name in USUAL:
@@ -165,8 +165,8 @@ def test_a_faster_kind_never_makes_the_plan_slower(pins: dict[str, int | str]) -
 
 def test_stages_are_priced_as_on_a_cluster_of_their_kind() -> None:
     of = asked(MIXED, pp=4, tp=1, microbatch=1)
-    (candidate,) = candidates(1, of.batch, of.fixed)
-    model, layout = model_on(of, candidate), Layout(1, 1, 0, KEEP_ALL)
+    (candidate,) = candidates(1, of.batch, of.pins)
+    model, layout = model_on(of, candidate), StateLayout(1, 1, 0, KEEP_ALL)
     state = state_of(of, layout, candidate)
     made = schedule("1f1b", 4, 4)
     prices = PipelinePrices(model, of.cluster, state, KEEP_ALL, 4).staged(made)

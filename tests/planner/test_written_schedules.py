@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from autopar.nouns.errors import UserError
+from autopar.nouns.layout import LayoutError
 from autopar.pipeline.actions import Action, Schedule, from_text, to_text
 from autopar.pipeline.check import Deadlock, check, held
 from autopar.pipeline.play import Costs, play
@@ -15,7 +16,7 @@ from autopar.pipeline.refine import refined
 from autopar.pipeline.schedules.of_plan import schedule_of
 from autopar.pipeline.schedules.table import schedule
 from autopar.pipeline.written import read_schedule, written
-from autopar.planner.ask.fixed import Fixed, FixError
+from autopar.planner.ask.pins import read_pins
 from autopar.planner.ask.question import Answer, Question
 from autopar.planner.search.layouts import search_plan
 from tests import plans
@@ -95,29 +96,29 @@ def test_files_that_are_no_schedule(tmp_path: Path, text: str, says: str) -> Non
     path = tmp_path / "mine.txt"
     path.write_text(text)
     with pytest.raises(UserError, match=f"mine.txt: .*{says}"):
-        Fixed.parse({"schedule": str(path)}, 8)
+        read_pins({"schedule": str(path)}, 8)
 
 
 def test_a_deadlock_names_its_circle(tmp_path: Path) -> None:
     path = tmp_path / "mine.txt"
     path.write_text("0F0 0B0 0F1 0B1\n1F1 1F0 1B0 1B1")
     with pytest.raises(Deadlock, match=r"0B0 \(rank 0\) waits for .*1F1 \(rank 1\)"):
-        Fixed.parse({"schedule": str(path)}, 8)
+        read_pins({"schedule": str(path)}, 8)
 
 
 def test_pins_that_a_file_contradicts(tmp_path: Path) -> None:
     path = tmp_path / "mine.txt"
     path.write_text(to_text(schedule("1f1b", 2, 3).lists))
     with pytest.raises(UserError, match="cannot be read"):
-        Fixed.parse({"schedule": str(tmp_path / "none.txt")}, 8)
-    with pytest.raises(FixError, match="actions of 2 pipeline ranks; leave pp out"):
-        Fixed.parse({"schedule": str(path), "pp": "4"}, 8)
-    with pytest.raises(FixError, match="says which stages a rank has"):
-        Fixed.parse({"schedule": str(path), "interleave": "2"}, 8)
-    with pytest.raises(FixError, match="3 microbatches, which the batch of 16 samples"):
+        read_pins({"schedule": str(tmp_path / "none.txt")}, 8)
+    with pytest.raises(LayoutError, match="actions of 2 pipeline ranks; leave pp out"):
+        read_pins({"schedule": str(path), "pp": "4"}, 8)
+    with pytest.raises(LayoutError, match="says which stages a rank has"):
+        read_pins({"schedule": str(path), "interleave": "2"}, 8)
+    with pytest.raises(LayoutError, match="3 microbatches, which the batch of 16 samples"):
         search_plan(asked({"schedule": str(path)}))
-    with pytest.raises(FixError, match="or a file of actions"):
-        Fixed.parse({"schedule": "sideways", "pp": "2"}, 8)
+    with pytest.raises(LayoutError, match="or a file of actions"):
+        read_pins({"schedule": "sideways", "pp": "2"}, 8)
     assert written("x", from_text("0F0 0B0")).ranks == (0,)
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from autopar.cli.commands import plan_files
 from autopar.files import plan_folder
+from autopar.nouns.layout import LayoutError
 from autopar.planner import plan
-from autopar.planner.ask.fixed import FixError
 from autopar.runtime.jobs.launch import verify_many
 from tests.plans import cluster_text
 
@@ -86,5 +86,5 @@ def test_computing_in_another_dtype_needs_parameters_alike(files: tuple[Path, Pa
     model, cluster = files
     lower = model.with_name("lower.py")
     lower.write_text(MODEL.replace("model=Model,", 'model=Model, precision="bfloat16",'))
-    with pytest.raises(FixError, match="one dtype at once where it computes in another"):
+    with pytest.raises(LayoutError, match="one dtype at once where it computes in another"):
         plan(f"{lower}:workload", str(cluster), {"dp_shard": "4", "zero": "3"})

@@ -11,7 +11,6 @@ from autopar.emit.exports.setup import Setup
 from autopar.emit.exports.sizes import in_words
 from autopar.emit.exports.text import (
     Export,
-    check_microbatch,
     header,
     not_carried,
     recomputes,
@@ -24,15 +23,16 @@ PRECISIONS = {"float32": "no", "bfloat16": "bf16", "float16": "fp16"}
 
 def export(setup: Setup) -> Export:
     """``accelerate.yaml``. Raises `Refused`."""
+    x = setup.layout
     check(setup, NAME)
     left_out = not_carried(
         setup,
         f"the model's sizes: the script makes it{in_words(setup)}" if in_words(setup) else "",
         _state(setup),
-        f"the batch: the script loads {setup.microbatch} samples a process and microbatch",
-        f"ZeRO {setup.zero}: FSDP2 splits parameters, and keeps them gathered from forward to "
+        f"the batch: the script loads {x.microbatch} samples a process and microbatch",
+        f"ZeRO {x.zero}: FSDP2 splits parameters, and keeps them gathered from forward to "
         "backward as ZeRO 2 does"
-        if _shards(setup) and setup.zero < 3 and setup.zero != 2
+        if _shards(setup) and x.zero < 3 and x.zero != 2
         else "",
         f"clip_norm: call accelerator.clip_grad_norm_(model.parameters(), {setup.clip_norm})"
         if setup.clip_norm
@@ -43,22 +43,22 @@ def export(setup: Setup) -> Export:
         "selective recompute: FSDP's checkpointing recomputes whole layers"
         if recomputes(setup) == "selective"
         else "",
-        f"tp {setup.tp} itself: the script loads the model with "
+        f"tp {x.tp} itself: the script loads the model with "
         "from_pretrained(..., tp_plan='auto', device_mesh=accelerator.torch_device_mesh['tp'])"
-        if setup.tp > 1
+        if x.tp > 1
         else "",
         "CPU processes: the launcher starts them by MPI alone, so torchrun does, and the script "
         "says Accelerator(cpu=True)"
         if setup.machines.kind == "cpu"
         else "",
-        "sequence parallelism over tp" if setup.sequence_parallel and setup.tp > 1 else "",
+        "sequence parallelism over tp" if x.sequence_parallel and x.tp > 1 else "",
         f"one of {recomputes(setup)} recompute: call model.gradient_checkpointing_enable()"
         if recomputes(setup) != "none" and not _shards(setup)
         else "",
     )
     start = "accelerate launch --config_file accelerate.yaml"
-    if setup.microbatches > 1:
-        start += f" --gradient_accumulation_steps {setup.microbatches}"
+    if x.microbatches > 1:
+        start += f" --gradient_accumulation_steps {x.microbatches}"
     start += " train.py"
     if setup.machines.kind == "cpu":
         start = f"torchrun --nproc-per-node {setup.machines.devices_per_node} train.py"
@@ -79,7 +79,7 @@ def _state(setup: Setup) -> str:
 
 def _shards(setup: Setup) -> bool:
     """Whether FSDP2 has anything to split over."""
-    return setup.zero > 0 and setup.dp_shard * setup.cp > 1
+    return setup.layout.zero > 0 and setup.layout.dp_shard * setup.layout.cp > 1
 
 
 def _settings(setup: Setup) -> dict[str, Any]:
@@ -91,28 +91,28 @@ def _settings(setup: Setup) -> dict[str, Any]:
         "mixed_precision": PRECISIONS[setup.precision],
         "num_machines": setup.machines.nodes,
         "machine_rank": 0,
-        "num_processes": setup.devices,
+        "num_processes": setup.layout.device_count,
         "use_cpu": cpu,
     }
     if _shards(setup):
         settings["fsdp_config"] = {
             "fsdp_version": 2,
-            "fsdp_reshard_after_forward": setup.zero == 3,
+            "fsdp_reshard_after_forward": setup.layout.zero == 3,
             "fsdp_activation_checkpointing": recomputes(setup) != "none",
             "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
             "fsdp_state_dict_type": "SHARDED_STATE_DICT",
         }
-    if _shards(setup) or setup.tp > 1 or setup.cp > 1:
+    if _shards(setup) or setup.layout.tp > 1 or setup.layout.cp > 1:
         sizes = ("dp_replicate", "dp_shard", "tp", "cp")
         settings["parallelism_config"] = {
-            f"parallelism_config_{name}_size": getattr(setup, name) for name in sizes
+            f"parallelism_config_{name}_size": getattr(setup.layout, name) for name in sizes
         }
     return settings
 
 
 def check(setup: Setup, target: str) -> None:
     """Raises `Refused` for what Accelerate refuses."""
-    check_microbatch(setup, target)
+    x = setup.layout
     if setup.framework == "jax":
         raise refuse(
             target,
@@ -124,10 +124,10 @@ def check(setup: Setup, target: str) -> None:
         ("pp", "its ParallelismConfig has no pipeline"),
         ("ep", "its ParallelismConfig has no experts"),
     ):
-        if getattr(setup, name) > 1:
+        if getattr(x, name) > 1:
             raise refuse(
                 target,
-                f"{name} {getattr(setup, name)}",
+                f"{name} {getattr(x, name)}",
                 why,
                 f"Give {name}=1, or export to torchtitan or megatron",
             )
@@ -138,18 +138,18 @@ def check(setup: Setup, target: str) -> None:
             f"mixed_precision is one of {', '.join(PRECISIONS.values())}",
             "Plan with precision='float32'",
         )
-    split = setup.tp > 1 or setup.cp > 1
-    if split and setup.dp_replicate > 1 and setup.dp_shard == 1:
+    split = x.tp > 1 or x.cp > 1
+    if split and x.dp_replicate > 1 and x.dp_shard == 1:
         raise refuse(
             target,
-            f"dp_replicate {setup.dp_replicate} x tp {setup.tp} x cp {setup.cp}",
+            f"dp_replicate {x.dp_replicate} x tp {x.tp} x cp {x.cp}",
             "replicas without dp_shard do not compose with tp or cp",
-            f"Give dp_shard={setup.dp_replicate} in place of dp_replicate",
+            f"Give dp_shard={x.dp_replicate} in place of dp_replicate",
         )
-    if setup.cp > 1 and not _shards(setup):
+    if x.cp > 1 and not _shards(setup):
         raise refuse(
             target,
-            f"cp {setup.cp} with ZeRO 0",
+            f"cp {x.cp} with ZeRO 0",
             "its context parallelism needs FSDP2",
             "Give zero=2 or 3, or cp=1",
         )
@@ -158,12 +158,12 @@ def check(setup: Setup, target: str) -> None:
             target,
             f"{setup.degrees()} on CPU processes",
             "its FSDP2, tp and cp need accelerators; on CPU it replicates alone",
-            f"Give dp_replicate={setup.devices},zero=0, or plan for GPUs",
+            f"Give dp_replicate={x.device_count},zero=0, or plan for GPUs",
         )
-    if setup.zero == 0 and setup.dp_shard > 1:
+    if x.zero == 0 and x.dp_shard > 1:
         raise refuse(
             target,
-            f"zero 0 with dp_shard {setup.dp_shard}",
+            f"zero 0 with dp_shard {x.dp_shard}",
             "FSDP2 splits parameters over dp_shard",
-            f"Give dp_replicate={setup.dp}, or zero=2 or 3",
+            f"Give dp_replicate={x.dp}, or zero=2 or 3",
         )

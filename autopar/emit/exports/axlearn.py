@@ -16,6 +16,7 @@ NAME = "axlearn"
 
 def export(setup: Setup) -> Export:
     """``autopar_mesh.py``, mesh rules for a trainer's configuration. Raises `Refused`."""
+    x = setup.layout
     check_mesh(setup, NAME)
     check_stages(setup, NAME)
     kept = "" if setup.held is None else setup.held.kept
@@ -25,19 +26,18 @@ def export(setup: Setup) -> Export:
         if in_words(setup)
         else "",
         f"the parameters' dtype, {kept}: of the trainer's configuration" if kept in HALF else "",
-        f"ZeRO {setup.zero}: fsdp splits parameters too, as ZeRO 3"
-        if setup.zero in (1, 2) and setup.dp_shard > 1
+        f"ZeRO {x.zero}: fsdp splits parameters too, as ZeRO 3"
+        if x.zero in (1, 2) and x.dp_shard > 1
         else "",
         "sequence parallelism over tp: the layers' own partition specs decide it"
-        if setup.sequence_parallel and setup.tp > 1
+        if x.sequence_parallel and x.tp > 1
         else "",
-        f"schedule {setup.schedule} and the cut into stages: the model's pipeline layer has its own"
-        if setup.pp > 1
+        f"schedule {x.schedule} and the cut into stages: the model's pipeline layer has its own"
+        if x.pp > 1
         else "",
-        f"the batch of {setup.global_batch}, clip_norm and optimizer: of the trainer's "
-        "configuration",
+        f"the batch of {x.global_batch}, clip_norm and optimizer: of the trainer's configuration",
         f"recompute={SELECTIVE} keeps what attention gave: here it runs again"
-        if setup.recompute == SELECTIVE
+        if x.recompute.policy == SELECTIVE
         else "",
         selects_ops=True,
     )
@@ -65,7 +65,7 @@ def mesh_rules() -> list[tuple[str, Any]]:
 def _imports(setup: Setup) -> str:
     names = ["ChainConfigModifier", "MeshShapeModifier"]
     lines = []
-    if setup.microbatches > 1:
+    if setup.layout.microbatches > 1:
         names.append("GradientAccumulationModifier")
     if recomputes(setup) != "none":
         names.append("RematSpecModifier")
@@ -78,12 +78,12 @@ def _imports(setup: Setup) -> str:
 
 def _modifiers(setup: Setup) -> str:
     sizes = {
-        "pipeline": setup.pp,
-        "data": setup.dp_replicate,
-        "expert": setup.ep,
-        "fsdp": setup.dp_shard // setup.ep,
-        "seq": setup.cp,
-        "model": setup.tp,
+        "pipeline": setup.layout.pp,
+        "data": setup.layout.dp_replicate,
+        "expert": setup.layout.ep,
+        "fsdp": setup.layout.dp_shard // setup.layout.ep,
+        "seq": setup.layout.cp,
+        "model": setup.layout.tp,
     }
     axes = ", ".join(f"{name}={size}" for name, size in sizes.items() if size > 1)
 
@@ -91,9 +91,9 @@ def _modifiers(setup: Setup) -> str:
         yield "MeshShapeModifier.default_config().set("
         yield f"    mesh_shape=mesh_shape_from_axes({axes}),"
         yield "),"
-        if setup.microbatches > 1:
+        if setup.layout.microbatches > 1:
             yield "GradientAccumulationModifier.default_config().set("
-            yield f"    grad_acc_steps={setup.microbatches},"
+            yield f"    grad_acc_steps={setup.layout.microbatches},"
             yield "),"
         if recomputes(setup) != "none":
             kept = {

@@ -16,7 +16,6 @@ from autopar.emit.exports.sizes import in_words
 from autopar.emit.exports.tensor_styles import layers
 from autopar.emit.exports.text import (
     Export,
-    check_microbatch,
     header,
     not_carried,
     recomputes,
@@ -30,7 +29,7 @@ def export(setup: Setup) -> Export:
     """Raises `Refused`."""
     _check(setup)
     specs = _layer_specs(setup)
-    unpaired = setup.tp > 1 and bool(setup.parameters) and not specs
+    unpaired = setup.layout.tp > 1 and bool(setup.parameters) and not specs
     keeps = DEEPSPEED if setup.precision in HALF else FLOAT32
     left_out = not_carried(
         setup,
@@ -41,7 +40,7 @@ def export(setup: Setup) -> Export:
         if unpaired
         else "",
         "sequence parallelism over tp: AutoTP keeps activations whole"
-        if setup.sequence_parallel and setup.tp > 1
+        if setup.layout.sequence_parallel and setup.layout.tp > 1
         else "",
         "selective recompute: the model recomputes whole layers"
         if recomputes(setup) == "selective"
@@ -58,11 +57,11 @@ def export(setup: Setup) -> Export:
 
 def _settings(setup: Setup, specs: list[dict[str, Any]]) -> dict[str, Any]:
     settings: dict[str, Any] = {
-        "train_micro_batch_size_per_gpu": setup.microbatch,
-        "gradient_accumulation_steps": setup.microbatches,
+        "train_micro_batch_size_per_gpu": setup.layout.microbatch,
+        "gradient_accumulation_steps": setup.layout.microbatches,
         "zero_optimization": {"stage": _zero(setup)},
     }
-    if setup.offload == "optimizer" and _zero(setup):
+    if setup.layout.offloads and _zero(setup):
         where = {"device": "cpu", "pin_memory": True}  # and updated there
         settings["zero_optimization"]["offload_optimizer"] = where
     if setup.precision in ("bfloat16", "float16"):
@@ -70,22 +69,22 @@ def _settings(setup: Setup, specs: list[dict[str, Any]]) -> dict[str, Any]:
     if setup.trains:
         settings["gradient_clipping"] = setup.clip_norm or 0.0
         settings["optimizer"] = _optimizer(setup)
-    if setup.tp > 1:
-        tensor: dict[str, Any] = {"autotp_size": setup.tp}
+    if setup.layout.tp > 1:
+        tensor: dict[str, Any] = {"autotp_size": setup.layout.tp}
         if specs:
             tensor["partition_config"] = {"use_default_specs": False, "layer_specs": specs}
         settings["tensor_parallel"] = tensor
-    if setup.cp > 1:
-        settings["sequence_parallel_size"] = setup.cp
-    if setup.ep > 1:
-        settings["expert_parallel"] = {"enabled": True, "autoep_size": setup.ep}
-        if setup.etp > 1:
-            settings["expert_parallel"]["expert_tensor_parallel_size"] = setup.etp
+    if setup.layout.cp > 1:
+        settings["sequence_parallel_size"] = setup.layout.cp
+    if setup.layout.ep > 1:
+        settings["expert_parallel"] = {"enabled": True, "autoep_size": setup.layout.ep}
+        if setup.layout.etp > 1:
+            settings["expert_parallel"]["expert_tensor_parallel_size"] = setup.layout.etp
     return settings
 
 
 def _zero(setup: Setup) -> int:
-    return setup.zero if setup.dp_shard * setup.cp > 1 else 0
+    return setup.layout.zero if setup.layout.dp_shard * setup.layout.cp > 1 else 0
 
 
 def _optimizer(setup: Setup) -> dict[str, Any]:
@@ -128,22 +127,22 @@ def _module(setup: Setup, left_out: tuple[str, ...], start: str) -> str:
     ]
     if recomputes(setup) == "full":
         lines.append("    model.gradient_checkpointing_enable()")
-    if setup.cp > 1:
+    if setup.layout.cp > 1:
         lines += [
             "    from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF",
             "",
             "    UlyssesSPAttentionHF.register_with_transformers(",
             "        model_name_or_path=model,",
             '        core_attn_implementation="flash_attention_2",',
-            f"        sequence_parallel_size={setup.cp},",
-            f"        micro_batch_size={setup.microbatch},",
+            f"        sequence_parallel_size={setup.layout.cp},",
+            f"        micro_batch_size={setup.layout.microbatch},",
             "    )",
         ]
     return "\n".join([*lines, "    return model"]) + "\n"
 
 
 def _check(setup: Setup) -> None:
-    check_microbatch(setup, NAME)
+    x = setup.layout
     if setup.framework == "jax":
         raise refuse(
             NAME,
@@ -151,19 +150,19 @@ def _check(setup: Setup) -> None:
             "it trains PyTorch modules",
             "Export to maxtext, levanter, axlearn or partition-specs",
         )
-    if setup.pp > 1:
+    if x.pp > 1:
         raise refuse(
             NAME,
-            f"pp {setup.pp}",
+            f"pp {x.pp}",
             "its pipelines are code (PipelineModule), not settings",
             "Give pp=1, or export to megatron or torchtitan",
         )
-    if setup.dp_replicate > 1 and setup.dp_shard > 1:
+    if x.dp_replicate > 1 and x.dp_shard > 1:
         raise refuse(
             NAME,
-            f"dp_replicate {setup.dp_replicate} x dp_shard {setup.dp_shard}",
+            f"dp_replicate {x.dp_replicate} x dp_shard {x.dp_shard}",
             "ZeRO splits over all data ranks (MiCS, which did not, was removed in 0.19)",
-            f"Give dp_shard={setup.dp}, or export to torchtitan or accelerate",
+            f"Give dp_shard={x.dp}, or export to torchtitan or accelerate",
         )
     if setup.precision == "float64":
         raise refuse(
@@ -172,25 +171,25 @@ def _check(setup: Setup) -> None:
             "it computes in bf16, fp16 or fp32",
             "Plan with precision='float32'",
         )
-    if setup.zero == 3 and setup.ep > 1 and setup.cp > 1:
+    if x.zero == 3 and x.ep > 1 and x.cp > 1:
         raise refuse(
             NAME,
-            f"ep {setup.ep} with cp {setup.cp} under ZeRO 3",
+            f"ep {x.ep} with cp {x.cp} under ZeRO 3",
             "AutoEP does not support sequence parallelism there",
             "Give cp=1 or zero=2",
         )
-    if setup.cp > 1 and setup.tp > 1:
+    if x.cp > 1 and x.tp > 1:
         raise refuse(
             NAME,
-            f"cp {setup.cp} x tp {setup.tp}",
+            f"cp {x.cp} x tp {x.tp}",
             "Ulysses and AutoTP do not compose",
             "Give one of them the other's ranks",
         )
-    ranks = setup.dp * setup.tp * setup.cp
-    if ranks % (setup.ep * max(1, setup.etp)):
+    ranks = x.dp * x.tp * x.cp
+    if ranks % (x.ep * max(1, x.etp)):
         raise refuse(
             NAME,
-            f"ep {setup.ep}",
-            f"it must divide dp {setup.dp} x tp {setup.tp} x cp {setup.cp} = {ranks}",
+            f"ep {x.ep}",
+            f"it must divide dp {x.dp} x tp {x.tp} x cp {x.cp} = {ranks}",
             "Lower ep",
         )

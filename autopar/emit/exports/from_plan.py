@@ -8,13 +8,16 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from autopar.emit.exports.held import Held, held
-from autopar.emit.exports.setup import Machines, Setup, StoredTensor
+from autopar.emit.exports.setup import Machines, Setup, StoredTensor, waves
+from autopar.nouns.axes import PIPELINE, REPLICATE, SHARD
 from autopar.nouns.batch import BatchEntry
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.errors import UserError
 from autopar.nouns.graph import Graph, Tensor
+from autopar.nouns.layout import Layout
 from autopar.nouns.optimizer import is_own, state_per_parameter
 from autopar.nouns.plan import Plan, key
 from autopar.nouns.recompute import Recompute
@@ -28,27 +31,13 @@ def setup_of(plan: Plan, graph: Graph, batch: Iterable[BatchEntry], cluster: Clu
     entries = tuple(batch)
     batched = [e for e in entries if e.batch_dim is not None]
     samples = next(e.shape[e.batch_dim] for e in batched if e.batch_dim is not None)
-    degrees = plan.degrees
     layers = _layers(plan, graph)
     return Setup(
         name=plan.workload.rpartition("/")[2],
         framework=plan.framework,
-        global_batch=samples,
+        layout=_layout(plan, samples),
         sequence=_sequence(batched),
         machines=machines(cluster, plan.device_count),
-        dp_replicate=degrees["dp_replicate"],
-        dp_shard=degrees["dp_shard"],
-        tp=degrees["tp"],
-        cp=degrees["cp"],
-        ep=degrees["ep"],
-        pp=degrees["pp"],
-        zero=int(_same(plan, "zero")),
-        microbatches=plan.microbatches,
-        recompute=_same(plan, "recompute"),
-        offload=_same(plan, "offload"),
-        schedule=plan.schedule,
-        interleave=len(plan.stages) // degrees["pp"],
-        sequence_parallel=any(_splits_tokens(text) for text in _shared(plan).values()),
         precision=plan.precision,
         optimizer="adamw" if is_own(plan.optimizer) else plan.optimizer,
         clip_norm=plan.clip_norm,
@@ -59,6 +48,31 @@ def setup_of(plan: Plan, graph: Graph, batch: Iterable[BatchEntry], cluster: Clu
         parameters=tuple(_parameters(plan, graph)),
         activations=tuple(_activations(plan, graph)),
         batch_dims={e.name: (len(e.shape), e.batch_dim) for e in entries if e.kind != "drawn"},
+    )
+
+
+def _layout(plan: Plan, samples: int) -> Layout:
+    """What is decided for a batch, where all stages agree. Raises `UserError`."""
+    for choice in ("zero", "recompute", "offload"):
+        _check_same(plan, choice)
+    degrees: dict[str, Any] = plan.degrees
+    dp, stage = degrees[REPLICATE] * degrees[SHARD], plan.stages[0]
+    ranks = dp * plan.microbatches
+    if samples % ranks:
+        raise UserError(
+            f"a batch of {samples}: {dp} data ranks x {plan.microbatches} microbatches = {ranks} "
+            f"do not divide it. Take a batch that is a multiple of {ranks}"
+        )
+    return Layout(
+        global_batch=samples,
+        microbatch=samples // ranks,
+        zero=stage.zero,
+        recompute=stage.recompute,
+        offload=stage.offload,
+        schedule=plan.schedule,
+        interleave=len(plan.stages) // degrees[PIPELINE] // waves(plan.schedule),
+        sequence_parallel=any(_splits_tokens(text) for text in _shared(plan).values()),
+        **degrees,
     )
 
 
@@ -89,17 +103,15 @@ def _shared(plan: Plan) -> dict[str, str]:
     return {name: text for spread in plan.spreads for name, text in spread.shared.items()}
 
 
-def _same(plan: Plan, choice: str) -> str:
-    """``zero``, ``recompute`` or ``offload``, which trainers take once. Raises `UserError`."""
-    text = plan.each(choice)
-    if "," in text:
-        first = text.partition(",")[0]
-        first = Recompute.parse(first).policy if choice == "recompute" else first
+def _check_same(plan: Plan, choice: str) -> None:
+    """Trainers take ``zero``, ``recompute`` or ``offload`` once. Raises `UserError`."""
+    first, *others = (getattr(stage, choice) for stage in plan.stages)
+    if any(other != first for other in others):
+        first = first.policy if isinstance(first, Recompute) else first
         raise UserError(
-            f"the stages of {plan.workload} have {choice} {text}, and other trainers take one for "
-            f"all: plan again with --fix {choice}={first}"
+            f"the stages of {plan.workload} have {choice} {plan.each(choice)}, and other trainers "
+            f"take one for all: plan again with --fix {choice}={first}"
         )
-    return text
 
 
 def _layers(plan: Plan, graph: Graph) -> tuple[int, ...]:

@@ -7,11 +7,10 @@ both; our ep borrows its ranks, so their ``fsdp`` is dp_shard / ep.
 from __future__ import annotations
 
 from autopar.emit.exports.setup import Setup
-from autopar.emit.exports.text import check_microbatch, refuse
+from autopar.emit.exports.text import refuse
 
 
 def check_mesh(setup: Setup, target: str) -> None:
-    check_microbatch(setup, target)
     if setup.precision == "float64":
         raise refuse(
             target,
@@ -19,21 +18,24 @@ def check_mesh(setup: Setup, target: str) -> None:
             "it computes in bfloat16, float16 or float32",
             "Plan with precision='float32'",
         )
-    if setup.dp_shard % setup.ep:
+    if setup.layout.dp_shard % setup.layout.ep:
         raise refuse(
             target,
-            f"ep {setup.ep}",
-            f"its expert axis splits tokens, so ep must divide dp_shard {setup.dp_shard}",
+            f"ep {setup.layout.ep}",
+            f"its expert axis splits tokens, so ep must divide dp_shard {setup.layout.dp_shard}",
             "Lower ep, or move ranks to dp_shard",
         )
-    if setup.etp > 1:
+    if setup.layout.etp > 1:
         raise refuse(
-            target, f"etp {setup.etp}", "experts are split by the model axis", "Leave etp out"
+            target,
+            f"etp {setup.layout.etp}",
+            "experts are split by the model axis",
+            "Leave etp out",
         )
 
 
 def check_stages(setup: Setup, target: str) -> None:
-    if setup.pp > 1 and (
+    if setup.layout.pp > 1 and (
         setup.layers is None or setup.layers % setup.stages or len({*setup.cuts}) > 1
     ):
         raise refuse(

@@ -125,7 +125,7 @@ from ray.train import RunConfig, ScalingConfig
 from ray.train.torch import TorchTrainer
 
 scaling = ScalingConfig(
-    num_workers={setup.devices},
+    num_workers={setup.layout.device_count},
     use_gpu={m.kind == "gpu"},{kind}
 )
 
@@ -152,7 +152,11 @@ def skypilot(setup: Setup) -> Export:
         resources: dict[str, Any] = {"cpus": f"{m.devices_per_node}+"}
     else:
         name = SKYPILOT.get(m.accelerator, m.accelerator)
-        whole = f"{name}-{setup.devices}:1" if m.kind == "tpu" else f"{name}:{m.devices_per_node}"
+        whole = (
+            f"{name}-{setup.layout.device_count}:1"
+            if m.kind == "tpu"
+            else f"{name}:{m.devices_per_node}"
+        )
         resources = {"accelerators": whole}
     left_out = _placeholders("the cloud and region", "what setup installs")
     command = _command(setup, "autopar", f"$HEAD:{PORT}").replace(

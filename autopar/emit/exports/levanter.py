@@ -20,10 +20,10 @@ def export(setup: Setup) -> Export:
     """``levanter.yaml``. Raises `Refused`."""
     check_mesh(setup, NAME)
     for name in ("pp", "cp", "ep"):
-        if getattr(setup, name) > 1:
+        if getattr(setup.layout, name) > 1:
             raise refuse(
                 NAME,
-                f"{name} {getattr(setup, name)}",
+                f"{name} {getattr(setup.layout, name)}",
                 "its mesh is replica x data x model",
                 f"Give {name}=1, or export to maxtext or axlearn",
             )
@@ -36,24 +36,30 @@ def export(setup: Setup) -> Export:
         if llama
         else f"the model{in_words(setup)} and its data: add model: and data:",
         "" if kept == "bfloat16" else state_note(setup.held, FLOAT32, "Levanter"),
-        f"ZeRO {setup.zero}: parameters are split over data, as ZeRO 3"
-        if setup.zero in (1, 2) and setup.dp_shard > 1
+        f"ZeRO {setup.layout.zero}: parameters are split over data, as ZeRO 3"
+        if setup.layout.zero in (1, 2) and setup.layout.dp_shard > 1
         else "",
-        "sequence parallelism over tp" if setup.sequence_parallel and setup.tp > 1 else "",
+        "sequence parallelism over tp"
+        if setup.layout.sequence_parallel and setup.layout.tp > 1
+        else "",
         "selective recompute: model.gradient_checkpointing recomputes whole layers"
         if recomputes(setup) == "selective"
         else "",
     )
     short = {"float32": "f32", "bfloat16": "bfloat16", "float16": "float16"}
-    split = setup.zero > 0 and setup.dp_shard > 1
+    split = setup.layout.zero > 0 and setup.layout.dp_shard > 1
     trainer: dict[str, Any] = {
         "mp": f"p={'bfloat16' if kept == 'bfloat16' else 'f32'},c={short[setup.precision]}",
-        "train_batch_size": setup.global_batch,
-        "per_device_parallelism": setup.microbatch,
+        "train_batch_size": setup.layout.global_batch,
+        "per_device_parallelism": setup.layout.microbatch,
         "mesh": {
-            "axes": {"replica": setup.dp_replicate, "data": setup.dp_shard, "model": setup.tp},
+            "axes": {
+                "replica": setup.layout.dp_replicate,
+                "data": setup.layout.dp_shard,
+                "model": setup.layout.tp,
+            },
             "param_mapping": {"embed": "data"} if split else {},
-            "shared_mapping": {"mlp": "model", "heads": "model"} if setup.tp > 1 else {},
+            "shared_mapping": {"mlp": "model", "heads": "model"} if setup.layout.tp > 1 else {},
         },
     }
     settings: dict[str, Any] = {

@@ -56,15 +56,15 @@ def export(setup: Setup) -> Export:
         if sizes is not None and not sizes_of.as_llama(sizes)
         else "",
         "" if kept == "bfloat16" else state_note(setup.held, FLOAT32, "MaxText"),
-        "ZeRO 2: gradients and parameters are split, as ZeRO 3" if setup.zero == 2 else "",
+        "ZeRO 2: gradients and parameters are split, as ZeRO 3" if setup.layout.zero == 2 else "",
         "sequence parallelism over tp: MaxText decides by its rules"
-        if setup.tp > 1 and not setup.sequence_parallel
+        if setup.layout.tp > 1 and not setup.layout.sequence_parallel
         else "",
-        f"schedule {setup.schedule}: MaxText plays its own, circular with interleave"
-        if setup.pp > 1
+        f"schedule {setup.layout.schedule}: MaxText plays its own, circular with interleave"
+        if setup.layout.pp > 1
         else "",
         "recompute none: the least that MaxText recomputes is elementwise work"
-        if setup.recompute == "none"
+        if not setup.layout.recompute.runs_again
         else "",
         selects_ops=True,
     )
@@ -75,7 +75,7 @@ def export(setup: Setup) -> Export:
         "hardware": setup.machines.kind,
         **_mesh(setup),
         **_batch(setup),
-        "remat_policy": REMAT.get(setup.recompute, FULL),
+        "remat_policy": REMAT.get(str(setup.layout.recompute), FULL),
         "dtype": setup.precision,
         **({"weight_dtype": kept} if kept == "bfloat16" else {}),
     }
@@ -99,18 +99,18 @@ def _mesh(setup: Setup) -> dict[str, Any]:
         if setup.machines.kind == "tpu":
             inside, across = inside * across, 1
         if name == "dp_shard":
-            if setup.zero == 1:
+            if setup.layout.zero == 1:
                 axis = "data"
                 inside *= ways["dp_replicate"][0]
                 across *= ways["dp_replicate"][1]
-            elif setup.ep > 1:
-                inside, across = _less(inside, across, setup.ep)
+            elif setup.layout.ep > 1:
+                inside, across = _less(inside, across, setup.layout.ep)
         for network, size in (("ici", inside), ("dcn", across)):
             options[f"{network}_{axis}_parallelism"] = size
-    if setup.zero == 1:
+    if setup.layout.zero == 1:
         options |= {"ici_fsdp_parallelism": 1, "shard_optimizer_over_data": True}
-    if setup.ep > 1:
-        options["ici_expert_parallelism"] = setup.ep
+    if setup.layout.ep > 1:
+        options["ici_expert_parallelism"] = setup.layout.ep
     return {n: size for n, size in options.items() if size > 1 or n == "ici_fsdp_parallelism"}
 
 
@@ -125,15 +125,17 @@ def _less(inside: int, across: int, ep: int) -> tuple[int, int]:
 
 def _batch(setup: Setup) -> dict[str, Any]:
     options: dict[str, Any] = {}
-    if setup.pp > 1:
-        options["per_device_batch_size"] = setup.global_batch / setup.devices
-        options["num_pipeline_microbatches"] = setup.microbatches
+    if setup.layout.pp > 1:
+        options["per_device_batch_size"] = setup.layout.global_batch / setup.layout.device_count
+        options["num_pipeline_microbatches"] = setup.layout.microbatches
         options["num_layers_per_pipeline_stage"] = (setup.layers or 0) // setup.stages
-        if setup.interleave > 1:
-            options["num_pipeline_repeats"] = setup.interleave
+        if setup.stages_per_rank > 1:
+            options["num_pipeline_repeats"] = setup.stages_per_rank
     else:
-        options["per_device_batch_size"] = setup.global_batch / setup.devices / setup.microbatches
-        options["gradient_accumulation_steps"] = setup.microbatches
+        options["per_device_batch_size"] = (
+            setup.layout.global_batch / setup.layout.device_count / setup.layout.microbatches
+        )
+        options["gradient_accumulation_steps"] = setup.layout.microbatches
     if setup.sequence:
         options["max_target_length"] = setup.sequence
     return options

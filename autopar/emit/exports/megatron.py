@@ -13,7 +13,6 @@ from autopar.emit.exports.sizes import megatron as size_arguments
 from autopar.emit.exports.sizes import sized
 from autopar.emit.exports.text import (
     Export,
-    check_microbatch,
     header,
     not_carried,
     recomputes,
@@ -41,7 +40,7 @@ def export(setup: Setup) -> Export:
         else "",
         *gaps(setup),
     )
-    fsdp = setup.zero >= 2
+    fsdp = setup.layout.zero >= 2
     connections = (
         "unset CUDA_DEVICE_MAX_CONNECTIONS  # Megatron-FSDP asserts that it is not 1"
         if fsdp
@@ -64,16 +63,17 @@ def export(setup: Setup) -> Export:
 
 def arguments(setup: Setup) -> Iterator[str]:
     """The arguments, what belongs together on one line."""
-    tp = f"--tensor-model-parallel-size {setup.tp}"
+    x = setup.layout
+    tp = f"--tensor-model-parallel-size {x.tp}"
     yield tp + (" --sequence-parallel" if sequence_parallel(setup) else "")
-    yield f"--pipeline-model-parallel-size {setup.pp}"
-    if setup.pp > 1:
+    yield f"--pipeline-model-parallel-size {x.pp}"
+    if x.pp > 1:
         yield f'--pipeline-model-parallel-layout "{layout(setup)}"'
-    yield f"--context-parallel-size {setup.cp}" + (" --cp-comm-type p2p" if setup.cp > 1 else "")
-    yield f"--expert-model-parallel-size {setup.ep}"
-    if setup.ep > 1 or setup.etp:
-        yield f"--expert-tensor-parallel-size {setup.etp or 1}"
-    yield f"--micro-batch-size {setup.microbatch} --global-batch-size {setup.global_batch}"
+    yield f"--context-parallel-size {x.cp}" + (" --cp-comm-type p2p" if x.cp > 1 else "")
+    yield f"--expert-model-parallel-size {x.ep}"
+    if x.ep > 1 or x.etp:
+        yield f"--expert-tensor-parallel-size {x.etp or 1}"
+    yield f"--micro-batch-size {x.microbatch} --global-batch-size {x.global_batch}"
     if (sizes := sized(setup)) is not None:
         yield from size_arguments(sizes)
     if setup.sequence:
@@ -104,16 +104,16 @@ def _training(setup: Setup) -> Iterator[str]:
 
 
 def _state(setup: Setup) -> Iterator[str]:
-    if setup.zero == 0:
+    if setup.layout.zero == 0:
         yield "--overlap-grad-reduce"
         return
     yield "--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather"
-    if setup.zero >= 2:
-        strategy = STRATEGIES[setup.zero]
+    if setup.layout.zero >= 2:
+        strategy = STRATEGIES[setup.layout.zero]
         yield f"--use-megatron-fsdp --data-parallel-sharding-strategy {strategy}"
         yield "--no-gradient-accumulation-fusion --ckpt-format fsdp_dtensor"
-    if setup.dp_replicate > 1:
-        yield f"--num-distributed-optimizer-instances {setup.dp_replicate}"
+    if setup.layout.dp_replicate > 1:
+        yield f"--num-distributed-optimizer-instances {setup.layout.dp_replicate}"
 
 
 def _recompute(setup: Setup) -> Iterator[str]:
@@ -126,7 +126,7 @@ def _recompute(setup: Setup) -> Iterator[str]:
 
 def sequence_parallel(setup: Setup) -> bool:
     """Experts beside tp assert it."""
-    return setup.tp > 1 and (setup.sequence_parallel or setup.ep > 1)
+    return setup.layout.tp > 1 and (setup.layout.sequence_parallel or setup.layout.ep > 1)
 
 
 def gaps(setup: Setup) -> Iterator[str]:
@@ -135,15 +135,15 @@ def gaps(setup: Setup) -> Iterator[str]:
     yield state_note(setup.held, keeps, "Megatron")
     if (sizes := sized(setup)) is not None and sizes.unusual:
         yield f"{sizes.unusual} of the model: no argument here says it"
-    if setup.ep > 1 and setup.tp > 1 and not setup.sequence_parallel:
+    if setup.layout.ep > 1 and setup.layout.tp > 1 and not setup.layout.sequence_parallel:
         yield "sequence_parallel=off: with experts beside tp Megatron asserts that it is on"
-    if setup.dp_replicate > 1 and setup.zero >= 2:
+    if setup.layout.dp_replicate > 1 and setup.layout.zero >= 2:
         yield "what Megatron-FSDP splits over dp_replicate: nothing (its outer strategy no_shard)"
 
 
 def check(setup: Setup, target: str) -> None:
     """Raises `Refused` for what Megatron-Core refuses, whoever calls it."""
-    check_microbatch(setup, target)
+    x = setup.layout
     if setup.framework == "jax":
         raise refuse(
             target,
@@ -158,23 +158,23 @@ def check(setup: Setup, target: str) -> None:
             "it computes in bf16, fp16 or fp32",
             "Plan with precision='bfloat16'",
         )
-    if setup.schedule not in SCHEDULES:
+    if x.schedule not in SCHEDULES:
         raise refuse(
             target,
-            f"schedule {setup.schedule}",
+            f"schedule {x.schedule}",
             "it plays 1f1b and interleaved-1f1b",
             "Give schedule=1f1b, or export to torchtitan",
         )
-    ranks = setup.tp * setup.cp * setup.dp
-    experts = setup.ep * (setup.etp or 1)
+    ranks = x.tp * x.cp * x.dp
+    experts = x.ep * (x.etp or 1)
     if ranks % experts:
         raise refuse(
             target,
-            f"ep {setup.ep} x etp {setup.etp or 1}",
-            f"they must divide tp {setup.tp} x cp {setup.cp} x dp {setup.dp} = {ranks}",
+            f"ep {x.ep} x etp {x.etp or 1}",
+            f"they must divide tp {x.tp} x cp {x.cp} x dp {x.dp} = {ranks}",
             "Lower ep",
         )
-    if setup.pp == 1:
+    if x.pp == 1:
         return
     if setup.layers is None or setup.layers < setup.stages:
         raise refuse(
@@ -183,10 +183,10 @@ def check(setup: Setup, target: str) -> None:
             f"the model has {setup.layers or 'no'} repeated layers",
             "Lower pp or interleave",
         )
-    if setup.interleave > 1 and setup.microbatches % setup.pp:
+    if setup.stages_per_rank > 1 and x.microbatches % x.pp:
         raise refuse(
             target,
-            f"{setup.microbatches} microbatches with interleave {setup.interleave}",
-            f"they are no multiple of pp {setup.pp}",
+            f"{x.microbatches} microbatches with interleave {setup.stages_per_rank}",
+            f"they are no multiple of pp {x.pp}",
             "Take a smaller microbatch, or interleave=1",
         )

@@ -51,34 +51,35 @@ if __name__ == "__main__":
 
 
 def _fields(setup: Setup) -> Iterator[str]:
+    x = setup.layout
     if (sizes := sized(setup)) is not None and plain(sizes):
         yield from (f"cfg.model.{field}" for field in bridge(sizes))
-    yield f"cfg.model.tensor_model_parallel_size = {setup.tp}"
+    yield f"cfg.model.tensor_model_parallel_size = {x.tp}"
     yield f"cfg.model.sequence_parallel = {sequence_parallel(setup)}"
-    yield f"cfg.model.pipeline_model_parallel_size = {setup.pp}"
-    if setup.pp > 1:
-        virtual = setup.interleave if setup.interleave > 1 else None
+    yield f"cfg.model.pipeline_model_parallel_size = {x.pp}"
+    if x.pp > 1:
+        virtual = setup.stages_per_rank if setup.stages_per_rank > 1 else None
         yield f"cfg.model.virtual_pipeline_model_parallel_size = {virtual}"
         yield f'cfg.model.pipeline_model_parallel_layout = "{layout(setup)}"'
-    yield f"cfg.model.context_parallel_size = {setup.cp}"
-    yield f"cfg.model.expert_model_parallel_size = {setup.ep}"
-    if setup.ep > 1 or setup.etp:
-        yield f"cfg.model.expert_tensor_parallel_size = {setup.etp or 1}"
+    yield f"cfg.model.context_parallel_size = {x.cp}"
+    yield f"cfg.model.expert_model_parallel_size = {x.ep}"
+    if x.ep > 1 or x.etp:
+        yield f"cfg.model.expert_tensor_parallel_size = {x.etp or 1}"
     if setup.sequence:
         yield f"cfg.model.seq_length = {setup.sequence}"
-    yield f"cfg.train.micro_batch_size = {setup.microbatch}"
-    yield f"cfg.train.global_batch_size = {setup.global_batch}"
+    yield f"cfg.train.micro_batch_size = {x.microbatch}"
+    yield f"cfg.train.global_batch_size = {x.global_batch}"
     if setup.trains:
         yield f"cfg.optimizer.clip_grad = {setup.clip_norm or 0.0}"
         yield f"cfg.optimizer.lr = {setup.training['learning_rate']}"
-    yield f"cfg.ddp.use_distributed_optimizer = {setup.zero > 0}"
-    yield f"cfg.optimizer.use_distributed_optimizer = {setup.zero > 0}"
+    yield f"cfg.ddp.use_distributed_optimizer = {x.zero > 0}"
+    yield f"cfg.optimizer.use_distributed_optimizer = {x.zero > 0}"
     yield "cfg.ddp.overlap_grad_reduce = True"
-    yield f"cfg.ddp.overlap_param_gather = {setup.zero > 0}"
-    yield f"cfg.ddp.num_distributed_optimizer_instances = {setup.dp_replicate if setup.zero else 1}"
-    yield f"cfg.ddp.use_megatron_fsdp = {setup.zero >= 2}"
-    if setup.zero >= 2:
-        yield f'cfg.ddp.data_parallel_sharding_strategy = "{STRATEGIES[setup.zero]}"'
+    yield f"cfg.ddp.overlap_param_gather = {x.zero > 0}"
+    yield f"cfg.ddp.num_distributed_optimizer_instances = {x.dp_replicate if x.zero else 1}"
+    yield f"cfg.ddp.use_megatron_fsdp = {x.zero >= 2}"
+    if x.zero >= 2:
+        yield f'cfg.ddp.data_parallel_sharding_strategy = "{STRATEGIES[x.zero]}"'
         yield "cfg.model.gradient_accumulation_fusion = False"
         yield 'cfg.checkpoint.ckpt_format = "fsdp_dtensor"'
     match recomputes(setup):

@@ -74,30 +74,31 @@ def _specs(params: Any, table: dict[str, P]) -> Any:
 
 def export(setup: Setup) -> Export:
     """``autopar_specs.py``. Raises `Refused`."""
+    x = setup.layout
     _check(setup)
     left_out = not_carried(
         setup,
-        f"{setup.microbatches} microbatches: accumulate gradients over a scan of your own"
-        if setup.microbatches > 1
+        f"{x.microbatches} microbatches: accumulate gradients over a scan of your own"
+        if x.microbatches > 1
         else "",
-        f"recompute {setup.recompute}: wrap the layer in jax.checkpoint"
-        if setup.recompute != "none"
+        f"recompute {x.recompute}: wrap the layer in jax.checkpoint"
+        if x.recompute.runs_again
         else "",
         "ops' own choices: XLA propagates from these specs and constraints",
         per_op=False,
         selects_ops=True,
     )
     sizes = {
-        "dp_replicate": setup.dp_replicate,
-        "dp_shard": setup.dp_shard,
-        "tp": setup.tp,
+        "dp_replicate": x.dp_replicate,
+        "dp_shard": x.dp_shard,
+        "tp": x.tp,
     }
     stored = _once(setup.parameters)
     parts = [
         header(setup, "one's own jax.jit", left_out) + USE,
         f"MESH = {_dict({name: str(size) for name, size in sizes.items()})}",
-        f"PARAMETERS = {_dict({n: _spec(p, setup, setup.zero == 3) for n, p in stored.items()})}",
-        f"STATE = {_dict({n: _spec(p, setup, setup.zero > 0) for n, p in stored.items()})}",
+        f"PARAMETERS = {_dict({n: _spec(p, setup, x.zero == 3) for n, p in stored.items()})}",
+        f"STATE = {_dict({n: _spec(p, setup, x.zero > 0) for n, p in stored.items()})}",
         f"BATCH = {_dict(_batch(setup))}",
         f"ACTIVATIONS = {_dict(_activations(setup))}",
     ]
@@ -117,19 +118,19 @@ def _once(parameters: Iterable[StoredTensor]) -> dict[str, StoredTensor]:
 def _spec(p: StoredTensor, setup: Setup, sharded: bool) -> str:
     """``P('dp_shard', 'tp')``; ``sharded``: over dp_shard too, where our programs cut."""
     axes: list[list[str]] = [[] for _ in p.shape]
-    mesh = Mesh(("tp",), (setup.tp,))
+    mesh = Mesh(("tp",), (setup.layout.tp,))
     for axis, placement in p.sharding.placements:
         if placement.kind == "S" and mesh.size(axis) > 1:
             axes[placement.dim].append(axis)
-    if sharded and setup.dp_shard > 1:
-        cut = even_cut(p.sharding.local_shape(p.shape, mesh), setup.dp_shard)
+    if sharded and setup.layout.dp_shard > 1:
+        cut = even_cut(p.sharding.local_shape(p.shape, mesh), setup.layout.dp_shard)
         if cut is not None:
             axes[cut].append("dp_shard")
     return _text(axes)
 
 
 def _data(setup: Setup) -> list[str]:
-    return [name for name in ("dp_replicate", "dp_shard") if getattr(setup, name) > 1]
+    return [name for name in ("dp_replicate", "dp_shard") if getattr(setup.layout, name) > 1]
 
 
 def _batch(setup: Setup) -> dict[str, str]:
@@ -146,7 +147,7 @@ def _activations(setup: Setup) -> dict[str, str]:
     """Values whose first dim is the batch; a partial sum cannot be told to ``jit``."""
     specs = {}
     for value in setup.activations:
-        if not value.shape or value.shape[0] != setup.global_batch:
+        if not value.shape or value.shape[0] != setup.layout.global_batch:
             continue
         placements = value.sharding.placements
         if any(p.kind == "P" for _, p in placements):
@@ -181,10 +182,10 @@ def _check(setup: Setup) -> None:
             "Plan the JAX model (`autopar plan`) and export that plan",
         )
     for name in ("pp", "cp", "ep"):
-        if getattr(setup, name) > 1:
+        if getattr(setup.layout, name) > 1:
             raise refuse(
                 NAME,
-                f"{name} {getattr(setup, name)}",
+                f"{name} {getattr(setup.layout, name)}",
                 "PartitionSpecs come from a plan's program, and no program has that axis yet",
                 f"Give {name}=1, or export to maxtext or axlearn",
             )

@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from autopar.emit.exports.held import Held
+from autopar.nouns.axes import AXES, EXPERT
+from autopar.nouns.layout import Layout
 from autopar.nouns.sharding import Sharding
 from autopar.pipeline.schedules.table import SCHEDULES
-
-DEGREES = ("pp", "dp_replicate", "dp_shard", "cp", "ep", "tp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,17 +71,10 @@ class Figures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """One layout with its batch, precision and optimizer.
+    """One layout with its model, precision and optimizer.
 
-    ep borrows ranks of tp, cp and dp, so the devices are dp_replicate x dp_shard x cp x tp x pp.
-
-    global_batch: samples of one step; ``sequence`` tokens each, None where samples are no sequence.
-    zero:         what ``dp_shard`` splits: 0 nothing, 1 optimizer, 2 + gradients, 3 + parameters.
-    microbatches: of one step, on every data rank.
-    recompute:    none, selective (attention), selective-op (all but products, attention and what
-                  collectives gave), compute (all but what collectives gave) or full.
-    offload:      none, or optimizer: its state is in host memory.
-    schedule:     none, or its name in `autopar.pipeline.schedules.table`.
+    layout:       with its batch; the schedule of one stage is none.
+    sequence:     tokens of a sample, None where samples are no sequence.
     precision:    dtype of compute, ``float32`` and so on.
     training:     learning_rate, weight_decay, betas and eps as text; empty where only a layout is
                   known: then the optimizer and clipping stay the trainer's.
@@ -93,23 +86,9 @@ class Setup:
 
     name: str
     framework: str
-    global_batch: int
+    layout: Layout
     sequence: int | None
     machines: Machines
-    dp_replicate: int = 1
-    dp_shard: int = 1
-    tp: int = 1
-    cp: int = 1
-    ep: int = 1
-    pp: int = 1
-    etp: int = 0
-    zero: int = 0
-    microbatches: int = 1
-    recompute: str = "none"
-    offload: str = "none"
-    schedule: str = "none"
-    interleave: int = 1
-    sequence_parallel: bool = False
     precision: str = "float32"
     optimizer: str = "adamw"
     clip_norm: float | None = None
@@ -125,32 +104,30 @@ class Setup:
     """Entry of the batch -> (its rank, its batch dim or None)."""
 
     @property
-    def dp(self) -> int:
-        return self.dp_replicate * self.dp_shard
-
-    @property
-    def devices(self) -> int:
-        return self.dp * self.cp * self.tp * self.pp
-
-    @property
-    def microbatch(self) -> int:
-        """Samples that one microbatch has on one data rank."""
-        return self.global_batch // (self.dp * self.microbatches)
-
-    @property
     def trains(self) -> bool:
         """Whether it is known how the model is trained: optimizer, rate and clipping."""
         return bool(self.training)
 
     @property
+    def stages_per_rank(self) -> int:
+        """Of a pipeline; schedules in waves have several even where none are interleaved."""
+        return waves(self.layout.schedule) * self.layout.interleave
+
+    @property
     def stages(self) -> int:
-        return self.pp * self.interleave
+        return self.layout.pp * self.stages_per_rank
 
     def degrees(self) -> str:
         """``dp_shard 4 x tp 2``; what experts borrow stands apart."""
-        names = [name for name in DEGREES if name != "ep" and getattr(self, name) > 1]
-        text = " x ".join(f"{name} {getattr(self, name)}" for name in names) or "one device"
-        return text + (f", ep {self.ep} of them" if self.ep > 1 else "")
+        sizes = {name: getattr(self.layout, name) for name in AXES if name != EXPERT}
+        text = " x ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
+        ep = self.layout.ep
+        return (text or "one device") + (f", ep {ep} of them" if ep > 1 else "")
+
+
+def waves(schedule: str) -> int:
+    """Stages of a rank for each that is interleaved; 1 of a schedule that was searched or given."""
+    return SCHEDULES[schedule].stages if schedule in SCHEDULES else 1
 
 
 def stage_layers(setup: Setup) -> list[list[int]]:
@@ -165,34 +142,16 @@ def stage_layers(setup: Setup) -> list[list[int]]:
     return [list(range(a, a + n)) for a, n in zip(starts, sizes, strict=True)]
 
 
-def within_nodes(setup: Setup, order: tuple[str, ...] = DEGREES) -> dict[str, tuple[int, int]]:
+def within_nodes(setup: Setup, order: tuple[str, ...] = AXES) -> dict[str, tuple[int, int]]:
     """For each degree, (ways inside a node, ways across nodes).
 
     ``order`` is outermost first; the innermost degrees fill a node. ep has no ranks of its own.
     """
     room = setup.machines.devices_per_node
     degrees: dict[str, tuple[int, int]] = {}
-    for name in reversed([n for n in order if n != "ep"]):
-        size = int(getattr(setup, name))
+    for name in reversed([n for n in order if n != EXPERT]):
+        size = int(getattr(setup.layout, name))
         inside = math.gcd(size, room)
         degrees[name] = inside, size // inside
         room //= inside
     return degrees
-
-
-def fix_of(setup: Setup) -> dict[str, str]:
-    """The layout as `--fix` has it; what is 1 or usual is left out, batch sizes are kept."""
-    names = ("dp_replicate", "dp_shard", "tp", "cp", "ep", "pp")
-    choices = {n: str(getattr(setup, n)) for n in names if getattr(setup, n) > 1}
-    choices["zero"] = str(setup.zero)
-    choices["microbatch"] = str(setup.microbatch)
-    if setup.recompute != "none":
-        choices["recompute"] = setup.recompute
-    if setup.offload != "none":
-        choices["offload"] = setup.offload
-    if setup.pp > 1:
-        choices["schedule"] = setup.schedule
-        interleave = setup.interleave // SCHEDULES[setup.schedule].stages
-        if interleave > 1:
-            choices["interleave"] = str(interleave)
-    return choices

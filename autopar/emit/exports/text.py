@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from autopar.emit.exports.setup import Setup
 from autopar.nouns.errors import UserError
-from autopar.nouns.recompute import COMPUTE, FULL, NONE, POLICIES, SELECTIVE
+from autopar.nouns.recompute import ATTENTION, COMPUTE, FULL, NONE, SELECTIVE, Recompute
 
 WIDTH = 96
 
@@ -35,7 +35,9 @@ def refuse(target: str, what: str, why: str, instead: str) -> Refused:
 def header(setup: Setup, target: str, left_out: Iterable[str], sign: str = "#") -> str:
     """The comment that opens a file: for what it is, and what it could not say."""
     texts = list(left_out)
-    lines = [f"{setup.name} on {setup.devices} devices: {setup.degrees()}. For {target}."]
+    lines = [
+        f"{setup.name} on {setup.layout.device_count} devices: {setup.degrees()}. For {target}."
+    ]
     if texts:
         lines.append("Not carried:")
         lines += [f"- {text}" for text in texts]
@@ -63,17 +65,17 @@ def not_carried(
     """What no other trainer takes of this setup, and ``more`` that this one does not. ``offloads``:
     it takes where the optimizer's state is; ``selects_ops``: as of `recomputes`."""
     notes = []
-    if setup.offload != "none" and not offloads:
+    if setup.layout.offloads and not offloads:
         notes.append(
             "offload=optimizer (its state in host memory): a device's memory may be short without"
         )
-    if setup.recompute not in (*POLICIES, "selective"):
-        notes.append(f"recompute={setup.recompute}: full for all layers takes its place")
-    if setup.recompute == COMPUTE:
+    if setup.layout.recompute.count is not None:
+        notes.append(f"recompute={setup.layout.recompute}: full for all layers takes its place")
+    if setup.layout.recompute == Recompute(COMPUTE):
         notes.append(
             "recompute=compute (all but what collectives gave runs again): full takes its place"
         )
-    if setup.recompute == SELECTIVE and not selects_ops:
+    if setup.layout.recompute == Recompute(SELECTIVE) and not selects_ops:
         notes.append(
             f"recompute={SELECTIVE} (all but products, attention and what collectives gave runs "
             "again): full takes its place"
@@ -86,18 +88,7 @@ def not_carried(
 def recomputes(setup: Setup, selects_ops: bool = False) -> str:
     """none, selective or full. ``selects_ops``: the trainer's selective goes op by op and keeps
     products; else it is that of attention alone."""
-    if setup.recompute == SELECTIVE:
-        return "selective" if selects_ops else "full"
-    return setup.recompute if setup.recompute in (NONE, "selective") else FULL
-
-
-def check_microbatch(setup: Setup, target: str) -> None:
-    """Raises `Refused` unless the batch is data ranks x microbatches x a whole microbatch."""
-    ranks = setup.dp * setup.microbatches
-    if setup.global_batch % ranks or not setup.microbatch:
-        raise refuse(
-            target,
-            f"a batch of {setup.global_batch}",
-            f"{setup.dp} data ranks x {setup.microbatches} microbatches = {ranks} do not divide it",
-            f"Take a batch that is a multiple of {ranks}",
-        )
+    policy = setup.layout.recompute.policy
+    if policy == SELECTIVE:
+        return ATTENTION if selects_ops else FULL
+    return policy if policy in (NONE, ATTENTION) else FULL

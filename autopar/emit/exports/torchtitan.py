@@ -11,7 +11,6 @@ from autopar.emit.exports.setup import Setup, stage_layers
 from autopar.emit.exports.sizes import in_words
 from autopar.emit.exports.text import (
     Export,
-    check_microbatch,
     header,
     not_carried,
     recomputes,
@@ -43,6 +42,7 @@ CHECKPOINTING = {"none": "None", "selective": "SelectiveAC.Config()", "full": "F
 
 def export(setup: Setup) -> Export:
     """Raises `Refused`."""
+    x = setup.layout
     _check(setup)
     model, known = models.named(setup, MODELS, "llama3.llama3_debugmodel")
     family, recipe = model.split(".")
@@ -50,24 +50,24 @@ def export(setup: Setup) -> Export:
     left_out = _left_out(
         setup, models.stand_in(known, recipe, f"a recipe of your model{in_words(setup)}")
     )
-    reshard = "always" if setup.zero == 3 else "never"
-    local = setup.microbatch * (setup.microbatches if setup.pp > 1 else 1)
+    reshard = "always" if x.zero == 3 else "never"
+    local = x.microbatch * (x.microbatches if x.pp > 1 else 1)
     lines = [
-        f"    p.data_parallel_replicate_degree = {setup.dp_replicate}",
-        f"    p.data_parallel_shard_degree = {setup.dp_shard}",
-        f"    p.tensor_parallel_degree = {setup.tp}",
-        f"    p.enable_sequence_parallel = {setup.sequence_parallel and setup.tp > 1}",
-        f"    p.context_parallel_degree = {setup.cp}",
-        f"    p.expert_parallel_degree = {setup.ep}",
+        f"    p.data_parallel_replicate_degree = {x.dp_replicate}",
+        f"    p.data_parallel_shard_degree = {x.dp_shard}",
+        f"    p.tensor_parallel_degree = {x.tp}",
+        f"    p.enable_sequence_parallel = {x.sequence_parallel and x.tp > 1}",
+        f"    p.context_parallel_degree = {x.cp}",
+        f"    p.expert_parallel_degree = {x.ep}",
         f'    p.fsdp_reshard_after_forward = "{reshard}"',
         *_pipeline(setup),
         f"    t.local_batch_size = {local}",
-        f"    t.global_batch_size = {setup.global_batch}",
+        f"    t.global_batch_size = {x.global_batch}",
         *([f"    t.seq_len = {setup.sequence}"] if setup.sequence else []),
         *([f"    t.max_norm = {setup.clip_norm or 'math.inf'}"] if setup.trains else []),
         *(['    t.dtype = "bfloat16"  # no float32 masters'] if _narrow(setup) else []),
         f'    t.mixed_precision_param = "{setup.precision}"',
-        *(["    t.disable_cuda_graphs = True"] if setup.pp > 1 or setup.ep > 1 else []),
+        *(["    t.disable_cuda_graphs = True"] if x.pp > 1 or x.ep > 1 else []),
         f"    c.activation_checkpoint = {CHECKPOINTING[way]}",
         *_optimizer(setup),
     ]
@@ -105,18 +105,20 @@ def export(setup: Setup) -> Export:
 
 def _left_out(setup: Setup, model: str) -> tuple[str, ...]:
     """``model``: the sentence of one that stands in for the user's."""
-    zero = "ZeRO 1: gradients are split too, as ZeRO 2" if setup.zero == 1 else ""
-    if setup.zero == 0 and setup.cp > 1:
+    zero = "ZeRO 1: gradients are split too, as ZeRO 2" if setup.layout.zero == 1 else ""
+    if setup.layout.zero == 0 and setup.layout.cp > 1:
         zero = "ZeRO 0: FSDP splits over cp too, as ZeRO 2"
     return not_carried(
         setup,
         model,
         "" if _narrow(setup) else state_note(setup.held, FLOAT32, "torchtitan"),
         zero,
-        f"recompute {setup.recompute}: SelectiveAC keeps by its own rule"
+        f"recompute {setup.layout.recompute}: SelectiveAC keeps by its own rule"
         if recomputes(setup, selects_ops=True) == "selective"
         else "",
-        f"etp {setup.etp}: experts are not split over tp here" if setup.etp > 1 else "",
+        f"etp {setup.layout.etp}: experts are not split over tp here"
+        if setup.layout.etp > 1
+        else "",
         selects_ops=True,
     )
 
@@ -128,8 +130,8 @@ def _narrow(setup: Setup) -> bool:
 
 
 def _pipeline(setup: Setup) -> list[str]:
-    lines = [f"    p.pipeline_parallel_degree = {setup.pp}"]
-    if setup.pp == 1:
+    lines = [f"    p.pipeline_parallel_degree = {setup.layout.pp}"]
+    if setup.layout.pp == 1:
         return lines
     stages = [
         [f"*layers[{stage[0]}:{stage[-1] + 1}]"] if stage else [] for stage in stage_layers(setup)
@@ -142,8 +144,8 @@ def _pipeline(setup: Setup) -> list[str]:
         "    p.module_fqns_per_model_part = [",
         *(f"        [{', '.join(stage)}]," for stage in stages),
         "    ]",
-        f'    p.pipeline_parallel_schedule = "{SCHEDULES[setup.schedule]}"',
-        f"    p.pipeline_parallel_microbatch_size = {setup.microbatch}",
+        f'    p.pipeline_parallel_schedule = "{SCHEDULES[setup.layout.schedule]}"',
+        f"    p.pipeline_parallel_microbatch_size = {setup.layout.microbatch}",
     ]
 
 
@@ -157,7 +159,7 @@ def _optimizer(setup: Setup) -> list[str]:
 
 
 def _check(setup: Setup) -> None:
-    check_microbatch(setup, NAME)
+    x = setup.layout
     if setup.precision not in ("float32", "bfloat16"):
         raise refuse(
             NAME,
@@ -172,24 +174,23 @@ def _check(setup: Setup) -> None:
             "its recipes make Adam and AdamW",
             "Plan with optimizer='adamw'",
         )
-    divisor = (setup.tp if setup.sequence_parallel else 1) * (2 * setup.cp if setup.cp > 1 else 1)
+    divisor = (x.tp if x.sequence_parallel else 1) * (2 * x.cp if x.cp > 1 else 1)
     if (setup.sequence or 0) % divisor:
         raise refuse(
             NAME,
             f"a sequence of {setup.sequence}",
-            f"tp {setup.tp} with sequence parallelism and 2 x cp {setup.cp} split it "
-            f"into {divisor} pieces",
+            f"tp {x.tp} with sequence parallelism and 2 x cp {x.cp} split it into {divisor} pieces",
             f"Take a multiple of {divisor}",
         )
-    dense = setup.dp_shard * setup.cp * setup.tp
-    if dense % setup.ep:
+    dense = x.dp_shard * x.cp * x.tp
+    if dense % x.ep:
         raise refuse(
             NAME,
-            f"ep {setup.ep}",
-            f"it must divide dp_shard {setup.dp_shard} x cp {setup.cp} x tp {setup.tp} = {dense}",
+            f"ep {x.ep}",
+            f"it must divide dp_shard {x.dp_shard} x cp {x.cp} x tp {x.tp} = {dense}",
             "Move ranks from dp_replicate to dp_shard, or lower ep",
         )
-    if setup.pp > 1:
+    if x.pp > 1:
         _check_stages(setup)
 
 
@@ -197,7 +198,7 @@ def _check_stages(setup: Setup) -> None:
     if setup.layers is None:
         raise refuse(
             NAME,
-            f"pp {setup.pp}",
+            f"pp {setup.layout.pp}",
             "a stage is a list of layers and the model has none that repeat",
             "Export a model with repeated layers, or pp=1",
         )
@@ -208,19 +209,19 @@ def _check_stages(setup: Setup) -> None:
             f"the model has {setup.layers} layers",
             f"Lower pp or interleave to at most {setup.layers} stages",
         )
-    if setup.schedule not in SCHEDULES:
+    if setup.layout.schedule not in SCHEDULES:
         raise refuse(
             NAME,
-            f"schedule {setup.schedule}",
+            f"schedule {setup.layout.schedule}",
             f"it plays {', '.join(SCHEDULES)} by torch's names",
             "Give schedule=1f1b",
         )
-    many = setup.schedule not in ("1f1b", "gpipe")
-    if many != (setup.interleave > 1):
+    many = setup.layout.schedule not in ("1f1b", "gpipe")
+    if many != (setup.stages_per_rank > 1):
         raise refuse(
             NAME,
-            f"schedule {setup.schedule} with interleave {setup.interleave}",
-            f"{SCHEDULES[setup.schedule]} takes "
+            f"schedule {setup.layout.schedule} with interleave {setup.stages_per_rank}",
+            f"{SCHEDULES[setup.layout.schedule]} takes "
             f"{'two or more stages' if many else 'one stage'} on a rank",
             f"Give {'interleave=2' if many else 'schedule=interleaved-1f1b'}",
         )

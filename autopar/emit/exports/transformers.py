@@ -11,7 +11,6 @@ from autopar.emit.exports.sizes import in_words
 from autopar.emit.exports.tensor_styles import layers, wildcard
 from autopar.emit.exports.text import (
     Export,
-    check_microbatch,
     header,
     not_carried,
     recomputes,
@@ -32,6 +31,7 @@ STYLES = {
 
 def export(setup: Setup) -> Export:
     """``autopar_distributed.py``. Raises `Refused`."""
+    x = setup.layout
     _check(setup)
     kept = "" if setup.held is None else setup.held.kept
     left_out = not_carried(
@@ -43,19 +43,19 @@ def export(setup: Setup) -> Export:
         if kept in HALF
         else "",
         "sequence parallelism over tp: not wired up there"
-        if setup.sequence_parallel and setup.tp > 1
+        if x.sequence_parallel and x.tp > 1
         else "",
         "layers split over tp in groups that the plan does not pair (column, then row): each "
         "gathers its own result"
         if any(layer.style != "whole" and not layer.paired for layer in layers(setup.parameters))
         else "",
-        f"ZeRO {setup.zero}: parameters are split, and kept gathered until backward as ZeRO 2 does"
-        if setup.zero == 1 and setup.dp_shard > 1
+        f"ZeRO {x.zero}: parameters are split, and kept gathered until backward as ZeRO 2 does"
+        if x.zero == 1 and x.dp_shard > 1
         else "",
         "selective recompute: activation_checkpointing recomputes whole layers"
         if recomputes(setup) == "selective"
         else "",
-        f"etp {setup.etp}" if setup.etp > 1 else "",
+        f"etp {x.etp}" if x.etp > 1 else "",
         per_op=False,
     )
     m = setup.machines
@@ -91,19 +91,19 @@ def training_arguments(output_dir: str, **more: Any) -> TrainingArguments:
 
 
 def _config(setup: Setup) -> Iterator[str]:
-    shard = setup.zero > 0 and setup.dp_shard > 1
-    yield f"tp_size={setup.tp},"
-    if setup.tp > 1:
+    shard = setup.layout.zero > 0 and setup.layout.dp_shard > 1
+    yield f"tp_size={setup.layout.tp},"
+    if setup.layout.tp > 1:
         yield f"tp_plan={_block(_tensor_plan(setup))},"
-    yield f"fsdp_size={setup.dp_shard},"
-    yield f"dp_replicate_size={setup.dp_replicate},"
-    if shard and setup.zero < 3:
+    yield f"fsdp_size={setup.layout.dp_shard},"
+    yield f"dp_replicate_size={setup.layout.dp_replicate},"
+    if shard and setup.layout.zero < 3:
         names = dict.fromkeys(wildcard(p.instance) for p in setup.parameters if p.instance)
         yield f"fsdp_plan={_block(dict.fromkeys(names, 'keep_full_weight'))},"
     if setup.precision == "bfloat16":
         yield "fsdp_mixed_precision=True,"
-    yield f"pp_size={setup.pp},"
-    yield f"ep_size={setup.ep},"
+    yield f"pp_size={setup.layout.pp},"
+    yield f"ep_size={setup.layout.ep},"
 
 
 def _tensor_plan(setup: Setup) -> dict[str, str] | str:
@@ -120,8 +120,8 @@ def _tensor_plan(setup: Setup) -> dict[str, str] | str:
 
 
 def _arguments(setup: Setup) -> Iterator[str]:
-    yield f"per_device_train_batch_size={setup.microbatch},"
-    yield f"gradient_accumulation_steps={setup.microbatches},"
+    yield f"per_device_train_batch_size={setup.layout.microbatch},"
+    yield f"gradient_accumulation_steps={setup.layout.microbatches},"
     yield f"activation_checkpointing={recomputes(setup) != 'none'},"
     if setup.precision in ("bfloat16", "float16"):
         yield f"{'bf16' if setup.precision == 'bfloat16' else 'fp16'}=True,"
@@ -148,7 +148,7 @@ def _block(value: object) -> str:
 
 
 def _check(setup: Setup) -> None:
-    check_microbatch(setup, NAME)
+    x = setup.layout
     if setup.framework == "jax":
         raise refuse(
             NAME,
@@ -156,26 +156,26 @@ def _check(setup: Setup) -> None:
             "it trains PyTorch modules",
             "Export to maxtext, levanter, axlearn or partition-specs",
         )
-    if setup.cp > 1:
+    if x.cp > 1:
         raise refuse(
             NAME,
-            f"cp {setup.cp}",
+            f"cp {x.cp}",
             "DistributedConfig has no context parallelism",
             "Give cp=1, or export to accelerate",
         )
-    if setup.pp > 1 and setup.dp > 1:
+    if x.pp > 1 and x.dp > 1:
         raise refuse(
             NAME,
-            f"pp {setup.pp} x dp {setup.dp}",
+            f"pp {x.pp} x dp {x.dp}",
             "it does not combine pipelines with FSDP",
             "Give pp=1, or export to torchtitan or megatron",
         )
-    if setup.ep > 1 and (setup.ep % setup.tp or (setup.dp_shard * setup.tp) % setup.ep):
+    if x.ep > 1 and (x.ep % x.tp or (x.dp_shard * x.tp) % x.ep):
         raise refuse(
             NAME,
-            f"ep {setup.ep}",
-            f"it must be a multiple of tp {setup.tp} and divide dp_shard {setup.dp_shard} x tp = "
-            f"{setup.dp_shard * setup.tp}",
+            f"ep {x.ep}",
+            f"it must be a multiple of tp {x.tp} and divide dp_shard {x.dp_shard} x tp = "
+            f"{x.dp_shard * x.tp}",
             "Choose another ep",
         )
     if setup.precision == "float64":
@@ -185,17 +185,17 @@ def _check(setup: Setup) -> None:
             "TrainingArguments has bf16, fp16 or float32",
             "Plan with precision='float32'",
         )
-    if setup.zero == 0 and setup.dp_shard > 1:
+    if x.zero == 0 and x.dp_shard > 1:
         raise refuse(
             NAME,
-            f"zero 0 with dp_shard {setup.dp_shard}",
+            f"zero 0 with dp_shard {x.dp_shard}",
             "fsdp_size splits parameters",
-            f"Give dp_replicate={setup.dp}, or zero=2 or 3",
+            f"Give dp_replicate={x.dp}, or zero=2 or 3",
         )
-    if setup.zero in (1, 2) and setup.dp_shard > 1 and not setup.parameters:
+    if x.zero in (1, 2) and x.dp_shard > 1 and not setup.parameters:
         raise refuse(
             NAME,
-            f"zero {setup.zero} of a layout without a model",
+            f"zero {x.zero} of a layout without a model",
             "fsdp_plan goes by the names of modules",
             "Export a plan, or give zero=3",
         )

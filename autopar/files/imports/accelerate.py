@@ -3,30 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import yaml
 
 from autopar.files.file_errors import yaml_sentence
-from autopar.files.imports.settings import NotImported, Settings, choices_of, whole
+from autopar.files.imports.settings import NotImported, Settings, several, whole, zero_stage
+from autopar.nouns.axes import CONTEXT, PIPELINE, REPLICATE, SHARD, TENSOR
 from autopar.nouns.errors import did_you_mean
+from autopar.nouns.layout import Pins
+from autopar.nouns.recompute import ATTENTION, FULL, Recompute
 
 PREFIX = "parallelism_config_"
 SIZES = {
-    "dp_replicate_size": "dp_replicate",
-    "dp_shard_size": "dp_shard",
-    "tp_size": "tp",
-    "cp_size": "cp",
-    "sp_size": "cp",
+    "dp_replicate_size": REPLICATE,
+    "dp_shard_size": SHARD,
+    "tp_size": TENSOR,
+    "cp_size": CONTEXT,
+    "sp_size": CONTEXT,
 }
 OTHERS = ("cp_backend", "sp_backend", "cp_comm_strategy", "sp_seq_length", "sp_attn_implementation")
-MEGATRON = {"tp_degree": "tp", "pp_degree": "pp"}
+MEGATRON = {"tp_degree": TENSOR, "pp_degree": PIPELINE}
 STRATEGIES = {
-    "FULL_SHARD": "3",
-    "SHARD_GRAD_OP": "2",
-    "NO_SHARD": "0",
-    "HYBRID_SHARD": "3",
-    "HYBRID_SHARD_ZERO2": "2",
+    "FULL_SHARD": 3,
+    "SHARD_GRAD_OP": 2,
+    "NO_SHARD": 0,
+    "HYBRID_SHARD": 3,
+    "HYBRID_SHARD_ZERO2": 2,
 }
 """FSDP 1's sharding strategies, which older files have by name or number from 1."""
 
@@ -43,34 +47,32 @@ def read(text: str, name: str) -> Settings:
             "file that `accelerate launch --config_file` takes"
         )
     kind = str(data["distributed_type"])
-    choices = _sizes(data, name)
+    pins = _sizes(data, name)
     notes = ["the batch stands in the script: --global-batch says it"]
     match kind:
         case "FSDP":
-            choices |= _fsdp(data.get("fsdp_config") or {})
+            pins = _fsdp(data.get("fsdp_config") or {}, pins)
         case "DEEPSPEED":
-            choices |= _deepspeed(data.get("deepspeed_config") or {}, name)
+            pins = _deepspeed(data.get("deepspeed_config") or {}, pins, name)
         case "MEGATRON_LM":
-            choices |= _megatron(data.get("megatron_lm_config") or {}, name)
+            pins = _megatron(data.get("megatron_lm_config") or {}, pins, name)
         case "MULTI_GPU" | "MULTI_CPU" | "NO" | "MULTI_XPU" | "MULTI_NPU":
-            choices["zero"] = "0"
+            pins = replace(pins, zero=0)
         case _:
             raise NotImported(
                 f"{name}: distributed_type {kind} is not read; there are FSDP, DEEPSPEED, "
                 "MEGATRON_LM and MULTI_GPU"
             )
-    if choices.get("dp_shard") == "1":
-        del choices["dp_shard"]
-        if choices.get("zero") == "0" and "dp_replicate" in choices:
-            choices["dp_shard"] = "1"
+    if pins.dp_shard == 1 and (pins.zero != 0 or pins.dp_replicate is None):
+        pins = pins.without(SHARD)
     precision = {"bf16": "bf16", "fp16": "fp16", "no": "fp32", "fp8": "fp8"}.get(
         str(data.get("mixed_precision", "no"))
     )
-    return Settings("accelerate", choices, None, None, precision, tuple(notes))
+    return Settings("accelerate", pins, None, None, precision, tuple(notes))
 
 
-def _sizes(data: Mapping[str, Any], name: str) -> dict[str, str]:
-    degrees: dict[str, int | str] = {}
+def _sizes(data: Mapping[str, Any], name: str) -> Pins:
+    degrees: dict[str, int] = {}
     for key, value in (data.get("parallelism_config") or {}).items():
         short = str(key).removeprefix(PREFIX)
         if short in OTHERS:
@@ -83,43 +85,36 @@ def _sizes(data: Mapping[str, Any], name: str) -> dict[str, str]:
         size = whole(f"{name}: {key}", value)
         if SIZES[short] not in degrees or size > 1:
             degrees[SIZES[short]] = size
-    shard = degrees.pop("dp_shard", None)
-    choices = choices_of(**degrees)
-    if shard is not None:
-        choices["dp_shard"] = str(shard)
-    return choices
+    shard = degrees.pop(SHARD, None)
+    return replace(several(**degrees), dp_shard=shard)
 
 
-def _fsdp(config: Mapping[str, Any]) -> dict[str, str]:
+def _fsdp(config: Mapping[str, Any], pins: Pins) -> Pins:
     plain = {str(key).removeprefix("fsdp_"): value for key, value in config.items()}
-    choices: dict[str, str] = {}
     if str(plain.get("version", 1)) == "2":
-        choices["zero"] = "3" if plain.get("reshard_after_forward", True) else "2"
+        zero = 3 if plain.get("reshard_after_forward", True) else 2
     else:
         asked = str(plain.get("sharding_strategy", "FULL_SHARD"))
         names = list(STRATEGIES)
         asked = names[int(asked) - 1] if asked in ("1", "2", "3", "4", "5") else asked
-        choices["zero"] = STRATEGIES.get(asked, "3")
-    if plain.get("activation_checkpointing"):
-        choices["recompute"] = "full"
-    return choices
+        zero = STRATEGIES.get(asked, 3)
+    recompute = Recompute(FULL) if plain.get("activation_checkpointing") else pins.recompute
+    return replace(pins, zero=zero, recompute=recompute)
 
 
-def _deepspeed(config: Mapping[str, Any], name: str) -> dict[str, str]:
+def _deepspeed(config: Mapping[str, Any], pins: Pins, name: str) -> Pins:
     if "deepspeed_config_file" in config:
         raise NotImported(
             f"{name} leads to {config['deepspeed_config_file']}: give that file, the DeepSpeed JSON"
         )
-    stage = whole(f"{name}: deepspeed_config.zero_stage", config.get("zero_stage", 2), 0)
-    return {"zero": str(stage)}
+    stage = zero_stage(f"{name}: deepspeed_config.zero_stage", config.get("zero_stage", 2))
+    return replace(pins, zero=stage)
 
 
-def _megatron(config: Mapping[str, Any], name: str) -> dict[str, str]:
+def _megatron(config: Mapping[str, Any], pins: Pins, name: str) -> Pins:
     plain = {str(key).removeprefix("megatron_lm_"): value for key, value in config.items()}
-    choices = choices_of(
-        **{ours: whole(f"{name}: {n}", plain.get(n, 1)) for n, ours in MEGATRON.items()}
-    )
-    choices["zero"] = "1" if plain.get("use_distributed_optimizer") else "0"
+    counts = {ours: whole(f"{name}: {n}", plain.get(n, 1)) for n, ours in MEGATRON.items()}
+    more: dict[str, Any] = {ours: degree for ours, degree in counts.items() if degree > 1}
     if plain.get("recompute_activations"):
-        choices["recompute"] = "selective"
-    return choices
+        more["recompute"] = Recompute(ATTENTION)
+    return replace(pins, zero=1 if plain.get("use_distributed_optimizer") else 0, **more)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from autopar.files.imports.settings import NotImported, Settings, choices_of, whole
+from autopar.files.imports.settings import NotImported, Settings, several, whole, zero_stage
+from autopar.nouns.layout import Pins
 
 GONE = {
     "mics_shard_size": "MiCS was removed in 0.19; say how data ranks are split by --fix dp_shard",
@@ -45,31 +47,26 @@ def read(text: str, name: str) -> Settings:
             raise NotImported(f"{name}: zero_optimization.{key}: {instead}")
     tp = tensor.get("autotp_size") or _section(tensor, "tp", name).get("tp_size", 1)
     ep = experts.get("autoep_size", 1) if experts.get("enabled") else 1
-    choices = choices_of(
+    pins = several(
         tp=whole(f"{name}: tensor_parallel.autotp_size", tp),
         cp=whole(f"{name}: sequence_parallel_size", data.get("sequence_parallel_size", 1)),
         ep=whole(f"{name}: expert_parallel.autoep_size", ep),
     )
-    if "tp" in choices:
-        choices["sequence_parallel"] = "off"
-    if int(choices.get("ep", 1)) > 1 and "expert_tensor_parallel_size" in experts:
-        choices["etp"] = str(whole(name, experts["expert_tensor_parallel_size"]))
-    stage = whole(f"{name}: zero_optimization.stage", zero.get("stage", 0), 0)
-    if stage > 3:
-        raise NotImported(f"{name}: zero_optimization.stage {stage}: there are 0, 1, 2 and 3")
-    choices["zero"] = str(stage)
-    batch, rank = _batch(data, choices, name)
+    if pins.tp is not None:
+        pins = replace(pins, sequence_parallel=False)
+    if pins.ep is not None and "expert_tensor_parallel_size" in experts:
+        pins = replace(pins, etp=whole(name, experts["expert_tensor_parallel_size"]))
+    stage = zero_stage(f"{name}: zero_optimization.stage", zero.get("stage", 0))
+    pins, batch, rank = _batch(data, replace(pins, zero=stage), name)
     precision = "fp32"
     for key in ("bf16", "fp16"):
         if _section(data, key, name).get("enabled"):
             precision = key
-    return Settings("deepspeed", choices, batch, rank, precision, tuple(_notes(data, zero)))
+    return Settings("deepspeed", pins, batch, rank, precision, tuple(_notes(data, zero)))
 
 
-def _batch(
-    data: Mapping[str, Any], choices: dict[str, str], name: str
-) -> tuple[int | None, int | None]:
-    """(global batch, samples of a step on one data rank), and the microbatch into ``choices``."""
+def _batch(data: Mapping[str, Any], pins: Pins, name: str) -> tuple[Pins, int | None, int | None]:
+    """(pins with the microbatch, global batch, samples of a step on one data rank)"""
 
     def count(key: str) -> int | None:
         value = data.get(key)
@@ -78,10 +75,10 @@ def _batch(
     batch, micro = count("train_batch_size"), count("train_micro_batch_size_per_gpu")
     steps = count("gradient_accumulation_steps")
     if micro is not None:
-        choices["microbatch"] = str(micro)
+        pins = replace(pins, microbatch=micro)
     elif steps is not None and batch is not None:
-        choices["microbatches"] = str(steps)
-    return batch, None if micro is None else micro * (steps or 1)
+        pins = replace(pins, microbatches=steps)
+    return pins, batch, None if micro is None else micro * (steps or 1)
 
 
 def _notes(data: Mapping[str, Any], zero: Mapping[str, Any]) -> list[str]:

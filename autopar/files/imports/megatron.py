@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 import shlex
+from dataclasses import replace
 
-from autopar.files.imports.settings import NotImported, Settings, choices_of, whole
+from autopar.files.imports.settings import NotImported, Settings, several, whole
 from autopar.nouns.errors import did_you_mean
+from autopar.nouns.recompute import ATTENTION, FULL, Recompute
 
 LAYOUT = (
     "tensor-model-parallel-size",
@@ -54,7 +56,7 @@ GONE = {
 }
 """Arguments of versions before 2023 -> what says it now."""
 ABOUT_LAYOUT = ("parallel", "sharding", "recompute", "pipeline", "fsdp", "virtual")
-STRATEGIES = {"no_shard": "0", "optim": "1", "optim_grads": "2", "optim_grads_params": "3"}
+STRATEGIES = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 
 
 def read(text: str, name: str) -> Settings:
@@ -73,7 +75,7 @@ def read(text: str, name: str) -> Settings:
 
     pp, tp = count("pipeline-model-parallel-size"), count("tensor-model-parallel-size")
     ep = count("expert-model-parallel-size")
-    choices = choices_of(
+    pins = several(
         dp_replicate=count("num-distributed-optimizer-instances"),
         tp=tp,
         cp=count("context-parallel-size"),
@@ -81,25 +83,23 @@ def read(text: str, name: str) -> Settings:
         pp=pp,
     )
     if "expert-tensor-parallel-size" in given and ep > 1:
-        choices["etp"] = str(count("expert-tensor-parallel-size"))
-    choices["zero"] = _zero(given)
-    choices["microbatch"] = str(count("micro-batch-size"))
+        pins = replace(pins, etp=count("expert-tensor-parallel-size"))
+    pins = replace(pins, zero=_zero(given), microbatch=count("micro-batch-size"))
     if tp > 1 and "sequence-parallel" not in given:
-        choices["sequence_parallel"] = "off"
+        pins = replace(pins, sequence_parallel=False)
     notes: list[str] = []
     if pp > 1:
         stages = _interleave(given, pp, name)
-        choices["schedule"] = "interleaved-1f1b" if stages > 1 else "1f1b"
-        if stages > 1:
-            choices["interleave"] = str(stages)
+        schedule = "interleaved-1f1b" if stages > 1 else "1f1b"
+        pins = replace(pins, schedule=schedule, interleave=stages if stages > 1 else None)
     granularity = given.get("recompute-granularity")
     if granularity or "recompute-activations" in given:
-        choices["recompute"] = granularity or "selective"
+        pins = replace(pins, recompute=_recompute(granularity or ATTENTION, name))
     if "recompute-num-layers" in given and given["recompute-num-layers"] != "1":
         notes.append("recompute-num-layers: all layers are priced as recomputed")
     precision = "bf16" if "bf16" in given else "fp16" if "fp16" in given else "fp32"
     batch = count("global-batch-size") if "global-batch-size" in given else None
-    return Settings("megatron", choices, batch, None, precision, tuple(notes))
+    return Settings("megatron", pins, batch, None, precision, tuple(notes))
 
 
 def _arguments(text: str, name: str) -> dict[str, str]:
@@ -149,12 +149,20 @@ def _check_known(argument: str, name: str) -> None:
         )
 
 
-def _zero(given: dict[str, str]) -> str:
+def _recompute(granularity: str, name: str) -> Recompute:
+    if granularity not in (ATTENTION, FULL):
+        raise NotImported(
+            f"{name}: --recompute-granularity {granularity}: there are {ATTENTION} and {FULL}"
+        )
+    return Recompute(granularity)
+
+
+def _zero(given: dict[str, str]) -> int:
     if "use-torch-fsdp2" in given:
-        return "3"
+        return 3
     if "use-megatron-fsdp" in given or "use-custom-fsdp" in given:
-        return STRATEGIES.get(given.get("data-parallel-sharding-strategy", "no_shard"), "3")
-    return "1" if "use-distributed-optimizer" in given else "0"
+        return STRATEGIES.get(given.get("data-parallel-sharding-strategy", "no_shard"), 3)
+    return 1 if "use-distributed-optimizer" in given else 0
 
 
 def _interleave(given: dict[str, str], pp: int, name: str) -> int:

@@ -1,11 +1,13 @@
-"""What the settings of a run say of its layout, in the words of ``--fix``."""
+"""What the settings of a run say of its layout."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from autopar.nouns.errors import UserError
+from autopar.nouns.layout import Pins
+from autopar.nouns.zero import ZERO_LEVELS
 
 
 class NotImported(UserError):
@@ -16,8 +18,8 @@ class NotImported(UserError):
 class Settings:
     """One layout.
 
-    choices:        as ``--fix`` takes them. Degrees of 1 are left out, and so is ``dp_shard``
-                    where it is what the devices leave.
+    pins:           degrees of 1 are left open, and so is ``dp_shard`` where it is what the devices
+                    leave.
     global_batch:   samples of one step, None where the settings do not say.
     batch_per_rank: samples of one step on one data rank, where that is what they say.
     precision:      bf16, fp16, fp32; None where they do not say.
@@ -25,25 +27,17 @@ class Settings:
     """
 
     trainer: str
-    choices: Mapping[str, str]
+    pins: Pins
     global_batch: int | None = None
     batch_per_rank: int | None = None
     precision: str | None = None
     notes: tuple[str, ...] = field(default=())
 
-    def fix(self) -> str:
-        """``tp=2,pp=2,zero=1``"""
-        return ",".join(f"{name}={value}" for name, value in self.choices.items())
 
-
-def choices_of(**counts: int | str) -> dict[str, str]:
-    """Choices without degrees of 1; an ``interleave`` brings its schedule."""
-    words = ("zero", "microbatch", "microbatches", "recompute", "schedule", "sequence_parallel")
-    return {
-        name: str(value)
-        for name, value in counts.items()
-        if name in words or int(value) not in (0, 1)
-    }
+def several(**degrees: int) -> Pins:
+    """Degrees; those of 1 are left open."""
+    more: dict[str, Any] = {name: degree for name, degree in degrees.items() if degree > 1}
+    return Pins(**more)
 
 
 def whole(name: str, value: object, least: int = 1) -> int:
@@ -56,3 +50,11 @@ def whole(name: str, value: object, least: int = 1) -> int:
             "the run had in place of what computes it"
         )
     return value
+
+
+def zero_stage(name: str, value: object) -> int:
+    """A level of ZeRO. Raises `NotImported`."""
+    stage = whole(name, value, 0)
+    if stage not in ZERO_LEVELS:
+        raise NotImported(f"{name} {stage}: there are 0, 1, 2 and 3")
+    return stage

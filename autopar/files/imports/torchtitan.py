@@ -8,10 +8,13 @@ from __future__ import annotations
 import ast
 import tomllib
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
-from autopar.files.imports.settings import NotImported, Settings, choices_of, whole
+from autopar.files.imports.settings import NotImported, Settings, several, whole
 from autopar.nouns.errors import did_you_mean
+from autopar.nouns.layout import Pins
+from autopar.nouns.recompute import ATTENTION, FULL, Recompute
 
 PARALLELISM = (
     "data_parallel_replicate_degree",
@@ -90,7 +93,7 @@ def _of_sections(settings: dict[str, dict[str, Any]], name: str) -> Settings:
     pp, cp, tp = (degree(f"{kind}_parallel_degree") for kind in ("pipeline", "context", "tensor"))
     local = whole(f"{name}: training.local_batch_size", t.get("local_batch_size", 8))
     microbatch = degree("pipeline_parallel_microbatch_size") if pp > 1 else local
-    choices = choices_of(
+    pins = several(
         dp_replicate=replicate,
         tp=tp,
         cp=cp,
@@ -99,19 +102,19 @@ def _of_sections(settings: dict[str, dict[str, Any]], name: str) -> Settings:
         etp=degree("expert_tensor_parallel_degree"),
     )
     if shard != -1:
-        choices["dp_shard"] = str(whole(f"{name}: parallelism.data_parallel_shard_degree", shard))
-    choices["zero"] = _zero(p, shard, cp, pp)
-    choices["microbatch"] = str(microbatch)
+        count = whole(f"{name}: parallelism.data_parallel_shard_degree", shard)
+        pins = replace(pins, dp_shard=count)
+    pins = replace(pins, zero=_zero(p, shard, cp, pp), microbatch=microbatch)
     if pp > 1:
-        choices |= _pipeline(p, pp, name)
+        pins = _pipeline(p, pins, pp, name)
     if tp > 1 and not p.get("enable_sequence_parallel", True):
-        choices["sequence_parallel"] = "off"
+        pins = replace(pins, sequence_parallel=False)
     notes = []
     match settings.get("activation_checkpoint", {}).get("mode", "none"):
         case "full":
-            choices["recompute"] = "full"
+            pins = replace(pins, recompute=Recompute(FULL))
         case "selective":
-            choices["recompute"] = "selective"
+            pins = replace(pins, recompute=Recompute(ATTENTION))
             notes.append("SelectiveAC keeps more than attention: priced as Megatron's selective")
         case "memory_budget":
             notes.append("the memory budget of activation checkpointing is not priced")
@@ -120,23 +123,23 @@ def _of_sections(settings: dict[str, dict[str, Any]], name: str) -> Settings:
     )
     batch = t.get("global_batch_size", -1)
     known = None if batch == -1 else whole(f"{name}: training.global_batch_size", batch)
-    return Settings("torchtitan", choices, known, local, precision, tuple(notes))
+    return Settings("torchtitan", pins, known, local, precision, tuple(notes))
 
 
-def _zero(p: dict[str, Any], shard: object, cp: int, pp: int) -> str:
+def _zero(p: dict[str, Any], shard: object, cp: int, pp: int) -> int:
     """FSDP2 splits parameters; those that stay gathered until backward are as under ZeRO 2."""
     if shard == 1 and cp == 1:
-        return "0"
+        return 0
     match p.get("fsdp_reshard_after_forward", "default"):
         case "never":
-            return "2"
+            return 2
         case "default" if pp > 1:
-            return "2"
+            return 2
         case _:
-            return "3"
+            return 3
 
 
-def _pipeline(p: dict[str, Any], pp: int, name: str) -> dict[str, str]:
+def _pipeline(p: dict[str, Any], pins: Pins, pp: int, name: str) -> Pins:
     asked = str(p.get("pipeline_parallel_schedule", "1F1B"))
     schedule = SCHEDULES.get(asked.lower())
     if schedule is None:
@@ -149,10 +152,7 @@ def _pipeline(p: dict[str, Any], pp: int, name: str) -> dict[str, str]:
     stages = parts if isinstance(parts, int) else len(parts) if parts else 0
     one_or_v = schedule in ("1f1b", "gpipe", "zb-v", "dualpipe-v")
     interleave = 1 if one_or_v else stages // pp if stages else 2
-    choices = {"schedule": schedule}
-    if interleave > 1:
-        choices["interleave"] = str(interleave)
-    return choices
+    return replace(pins, schedule=schedule, interleave=interleave if interleave > 1 else None)
 
 
 def _toml(text: str, name: str) -> dict[str, dict[str, Any]]:

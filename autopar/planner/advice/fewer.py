@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from autopar.nouns.cluster import Cluster, DeviceGroup
 from autopar.nouns.errors import UserError
+from autopar.nouns.layout import Pins
 from autopar.planner.ask.question import Outcome, Question
 from autopar.planner.search.layouts import AS_FAST, search_plan
 from autopar.pricing.utilization import peak_time_s
@@ -33,7 +34,7 @@ def fewer(question: Question, outcome: Outcome) -> Fewer | None:
     devices differ, of which the search itself leaves out what slows the others down.
     """
     differ = len(question.cluster.kinds) > 1
-    if question.fixed.pinned() or differ or not outcome.lower_bound_s:
+    if question.pins != Pins() or differ or not outcome.lower_bound_s:
         return None
     slowest_s = AS_FAST * outcome.best.time.total_s
     alone_s = peak_time_s(question.graph, question.cluster.device)

@@ -16,8 +16,9 @@ from autopar.cost_models.catalogue import catalogue
 from autopar.cost_models.physics import Impossible
 from autopar.nouns.axes import PIPELINE, SHARD
 from autopar.nouns.errors import DoesNotFit
+from autopar.nouns.layout import LayoutError, Pins, pairs_text
 from autopar.nouns.mesh import Mesh
-from autopar.planner.ask.fixed import DEGREES, Fixed, FixError
+from autopar.planner.ask.pins import DEGREES
 from autopar.planner.ask.question import Answer, Outcome, Question
 from autopar.planner.ask.resized import resized
 from autopar.planner.ask.sentences import layout_text, size_text
@@ -36,7 +37,7 @@ def search_or_advise(question: Question, progress: Progress = lambda _: None) ->
 
     Raises:
         DoesNotFit: nothing does; says what is short, by how much, and the cheapest change.
-        FixError: the batch, the pinned degrees and the devices do not divide.
+        LayoutError: the batch, the pinned degrees and the devices do not divide.
     """
     try:
         return search_plan(question, progress)
@@ -62,7 +63,7 @@ def _advice(question: Question, tightest: Answer | None) -> str:
     far = far or _fastest(_all_pins(question), tried)
     if far is not None:
         return f"The cheapest change that fits: {_described(*far)}."
-    free = replace(question, fixed=Fixed())
+    free = replace(question, pins=Pins(), actions=None)
     changes = []
     for group in (_smaller_batch(free), _more_devices(free), _larger_devices(free, tightest)):
         for change in group:
@@ -85,7 +86,7 @@ def _search(change: _Change, tried: list[str]) -> tuple[str, Answer] | None:
     tried.append(change.words)
     try:
         best = search_plan(change.question).best
-    except (DoesNotFit, FixError, Impossible):
+    except (DoesNotFit, LayoutError, Impossible):
         return None
     if change.words == SMALLER:
         batch, parts = change.question.batch, best.candidate.microbatches
@@ -106,44 +107,44 @@ def _described(words: str, answer: Answer) -> str:
 
 def _light_pins(question: Question) -> Iterator[_Change]:
     """Each pin alone that is of no degree, where there are others."""
-    if len(question.fixed.pinned()) > 1:
-        yield from (_without(question, name) for name in _light(question.fixed))
+    if len(question.pins.texts()) > 1:
+        yield from (_without(question, name) for name in _light(question))
 
 
 def _all_light_pins(question: Question) -> Iterator[_Change]:
     """All of them at once, where degrees are pinned beside them."""
-    light = _light(question.fixed)
-    if 1 < len(light) < len(question.fixed.pinned()):
+    light = _light(question)
+    if 1 < len(light) < len(question.pins.texts()):
         yield _without(question, *light)
 
 
 def _degree_pins(question: Question) -> Iterator[_Change]:
     """Each pinned degree alone, where there are other pins."""
-    pinned, light = question.fixed.pinned(), _light(question.fixed)
+    pinned, light = question.pins.texts(), _light(question)
     if len(pinned) > 1:
         yield from (_without(question, name) for name in pinned if name not in light)
 
 
-def _light(fixed: Fixed) -> list[str]:
+def _light(question: Question) -> list[str]:
     """The pins that the degrees do not hang on; a file of actions has its own ranks."""
-    heavy = (*DEGREES, PIPELINE, *(("schedule",) if fixed.actions is not None else ()))
-    return [name for name in fixed.pinned() if name not in heavy]
+    heavy = (*DEGREES, PIPELINE, *(("schedule",) if question.actions is not None else ()))
+    return [name for name in question.pins.texts() if name not in heavy]
 
 
 def _without(question: Question, *names: str) -> _Change:
-    fixed = question.fixed
-    pinned = fixed.pinned()
-    actions = None if {PIPELINE, "schedule"} & {*names} else fixed.actions
-    freed = replace(fixed, actions=actions, **dict.fromkeys(names))
-    if actions is None and fixed.actions is not None:
-        freed = replace(freed, pp=None, schedule=None)
-    words = ",".join(f"{name}={pinned[name]}" for name in names)
-    return _Change(f"without --fix {words}", replace(question, fixed=freed))
+    pins, actions = question.pins.without(*names), question.actions
+    if actions is not None and {PIPELINE, "schedule"} & {*names}:
+        pins, actions = pins.without(PIPELINE, "schedule"), None
+    texts = question.pins.texts()
+    words = pairs_text({name: texts[name] for name in names})
+    return _Change(f"without --fix {words}", replace(question, pins=pins, actions=actions))
 
 
 def _all_pins(question: Question) -> Iterator[_Change]:
-    if question.fixed.pinned():
-        yield _Change(f"without --fix {question.fixed}", replace(question, fixed=Fixed()))
+    if question.pins != Pins():
+        yield _Change(
+            f"without --fix {question.pins}", replace(question, pins=Pins(), actions=None)
+        )
 
 
 def _smaller_batch(question: Question) -> Iterator[_Change]:
@@ -160,7 +161,7 @@ def _more_devices(question: Question) -> Iterator[_Change]:
         if _least_state(question, devices) > cluster.memory_bytes:
             continue
         words = (
-            f"{devices} devices in place of {cluster.device_count}, joined "
+            f"{devices} devices in place of {cluster.device_count}, pairs_text "
             f"by {cluster.levels[-1].name} too"
         )
         yield _Change(words, replace(question, cluster=resized(cluster, devices)))

@@ -5,19 +5,21 @@ The global batch is the same on all of them (strong scaling), so that the steps 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from autopar.cost_models.family import Arch
 from autopar.cost_models.footprint import STATE_BYTES
-from autopar.cost_models.layout import Layout, LayoutError, layout_from_fix
 from autopar.cost_models.software import Software
 from autopar.nouns.cluster import Cluster
+from autopar.nouns.layout import Layout, LayoutError, Pins
+from autopar.nouns.recompute import FULL
 from autopar.nouns.style import Style
 from autopar.planner.ask.resized import NoSuchCluster, resized
 from autopar.planner.family.estimate import Estimate, estimate
 from autopar.planner.family.layouts import fitting, layouts, memory_of, software_for
+from autopar.planner.family.pins import completed
 
 BILLION = 1e9
 MOST = 64
@@ -106,12 +108,12 @@ def searched(asked: Asked, keep: int = 5) -> Searched:
 def scaling(
     asked: Asked,
     devices: Sequence[int],
-    choices: Mapping[str, int | str],
+    pins: Pins,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Scaling:
     """A row for each number of devices, smallest first.
 
-    choices: what ``--fix`` pins; then every row has that layout, with as many data ranks as the
+    pins: what ``--fix`` says; then every row has that layout, with as many data ranks as the
         devices leave. Nothing: every row has the fastest layout that fits.
 
     Raises:
@@ -121,14 +123,14 @@ def scaling(
     rows = []
     for count, part in parts.items():
         progress(f"{count} devices")
-        rows.append(_fixed(part, choices) if choices else _fastest(part))
-    return Scaling(asked.global_batch, tuple(rows), None if choices else fewest(asked, rows))
+        rows.append(_fixed(part, pins) if pins != Pins() else _fastest(part))
+    return Scaling(asked.global_batch, tuple(rows), None if pins != Pins() else fewest(asked, rows))
 
 
-def _fixed(asked: Asked, choices: Mapping[str, int | str]) -> Scaled:
+def _fixed(asked: Asked, pins: Pins) -> Scaled:
     devices = asked.cluster.device_count
     try:
-        priced = asked.price(layout_from_fix(choices, devices, asked.global_batch))
+        priced = asked.price(completed(pins, devices, asked.global_batch))
     except LayoutError as error:
         return Scaled(devices, None, str(error))
     return Scaled(devices, priced, "" if priced.fits else "does not fit")
@@ -188,5 +190,5 @@ def _may_fit(asked: Asked) -> bool:
         ).total
         <= limit
         for layout in layouts(asked.arch, asked.cluster, asked.global_batch)
-        if layout.recompute == "full" and layout.microbatch == 1 and layout.interleave == 1
+        if layout.recompute.policy == FULL and layout.microbatch == 1 and layout.interleave == 1
     )

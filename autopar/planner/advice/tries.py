@@ -6,11 +6,14 @@ more (DeepSpeed's autotuner and Galvatron's search do likewise).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
+from typing import Any
 
 from autopar.nouns.axes import CONTEXT, PIPELINE, SAMPLES, TENSOR
+from autopar.nouns.layout import Pins
 from autopar.nouns.plan import Plan, RunnerUp
 
 DEGREES = (*SAMPLES, CONTEXT, TENSOR, PIPELINE)
@@ -18,37 +21,39 @@ RUNS = 2
 """Of each plan: two of the same one say what is noise."""
 
 
-def worth_trying(plan: Plan, samples: int, several: int) -> list[Mapping[str, str]]:
-    """The choices of at most ``several`` plans that lost and fit, as ``--fix`` has them, fastest
-    first; those that only recompute or offload more than another are left out.
+def worth_trying(plan: Plan, samples: int, several: int) -> list[Pins]:
+    """The pins of at most ``several`` plans that lost and fit, fastest first; those that only
+    recompute or offload more than another are left out.
 
     ``samples``: of a global batch.
     """
-    first = plan.stages[0]
-    seen = {(_sizes(plan.degrees), first.zero)}
-    chosen: list[Mapping[str, str]] = []
+    seen = {(_degrees(plan.degrees), plan.stages[0].zero)}
+    chosen: list[Pins] = []
     for lost in sorted(plan.runners_up, key=lambda lost: lost.step_time_s):
         if lost.zero is None or lost.memory_bytes > plan.prediction.memory_bytes.limit:
             continue
-        sizes = _sizes(lost.degrees)
-        if (sizes, lost.zero) in seen or len(chosen) == several:
+        degrees = _degrees(lost.degrees)
+        if (degrees, lost.zero) in seen or len(chosen) == several:
             continue
-        seen.add((sizes, lost.zero))
-        chosen.append(_choices(lost, dict(zip(DEGREES, sizes, strict=True)), samples))
+        seen.add((degrees, lost.zero))
+        chosen.append(_pins(lost, degrees, samples))
     return chosen
 
 
-def _sizes(degrees: Mapping[str, int]) -> tuple[int, ...]:
-    return tuple(degrees.get(name, 1) for name in DEGREES)
+def _degrees(given: Mapping[str, int]) -> Pins:
+    every: dict[str, Any] = {name: given.get(name, 1) for name in DEGREES}
+    return Pins(**every)
 
 
-def _choices(lost: RunnerUp, degrees: Mapping[str, int], samples: int) -> Mapping[str, str]:
-    ways = lost.microbatches
-    for axis in SAMPLES:
-        ways *= degrees[axis]
-    chosen = {name: str(size) for name, size in degrees.items()}
-    chosen |= {"zero": str(lost.zero), "recompute": str(lost.recompute), "offload": lost.offload}
-    return chosen | {"microbatch": str(max(1, samples // ways))}
+def _pins(lost: RunnerUp, degrees: Pins, samples: int) -> Pins:
+    ways = lost.microbatches * math.prod(getattr(degrees, axis) for axis in SAMPLES)
+    return replace(
+        degrees,
+        zero=lost.zero,
+        recompute=lost.recompute,
+        offload=lost.offload,
+        microbatch=max(1, samples // ways),
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from autopar.nouns.axes import CONTEXT, REPLICATE, SHARD, TENSOR
+from autopar.nouns.layout import LayoutError, Pins, alternatives, divisors
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.offload import OFFLOAD
 from autopar.nouns.recompute import POLICIES, Recompute
 from autopar.nouns.zero import ZERO_LEVELS
-from autopar.planner.ask.fixed import Fixed, FixError, alternatives, divisors
+from autopar.planner.ask.pins import DEGREES
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,33 +50,33 @@ def degrees_text(mesh: Mesh, between: str = " ") -> str:
     return between.join(f"{a}={n}" for a, n in zip(mesh.axes, mesh.sizes, strict=True))
 
 
-def candidates(devices: int, batch: int, fixed: Fixed) -> list[Candidate]:
+def candidates(devices: int, batch: int, pins: Pins) -> list[Candidate]:
     """Every candidate that the device count, the batch and the pins allow.
 
     Raises:
-        FixError: none is left; the message says which numbers do not divide, and which would.
+        LayoutError: none is left; the message says which numbers do not divide, and which would.
     """
-    cp = fixed.cp or 1
-    ranks = [] if devices % cp else _data_ranks(devices // cp, fixed)
+    cp = pins.cp or 1
+    ranks = [] if devices % cp else _data_ranks(devices // cp, pins)
     if not ranks:
-        raise FixError(f"--fix {fixed} does not make up {devices} devices of a stage")
+        raise LayoutError(f"--fix {pins} does not make up {devices} devices of a stage")
     possible = [
         Candidate(data, model_mesh(devices // cp // data, cp), count)
         for data in ranks
         if batch % data == 0
-        for count in _microbatches(batch // data, fixed.microbatch)
+        for count in _microbatches(batch // data, pins.microbatch)
     ]
     if not possible:
-        raise FixError(_does_not_divide(devices // cp, batch, fixed, ranks))
+        raise LayoutError(_does_not_divide(devices // cp, batch, pins, ranks))
     return possible
 
 
-def _data_ranks(devices: int, fixed: Fixed) -> list[int]:
+def _data_ranks(devices: int, pins: Pins) -> list[int]:
     """Numbers of data ranks that the pins leave, most first."""
     return [
         devices // tp
         for tp in divisors(devices)
-        if any(layouts(devices // tp, fixed)) and fixed.tp in (None, tp)
+        if any(layouts(devices // tp, pins)) and pins.tp in (None, tp)
     ]
 
 
@@ -86,19 +87,19 @@ def _microbatches(samples: int, microbatch: int | None) -> list[int]:
     return [samples // microbatch] if samples % microbatch == 0 else []
 
 
-def _does_not_divide(devices: int, batch: int, fixed: Fixed, ranks: list[int]) -> str:
+def _does_not_divide(devices: int, batch: int, pins: Pins, ranks: list[int]) -> str:
     fitting = [data for data in ranks if batch % data == 0]
     if fitting:
         sizes = sorted({size for data in fitting for size in divisors(batch // data)})
-        asked = f"{fixed.microbatch} samples on each of {alternatives(fitting)} data ranks"
+        asked = f"{pins.microbatch} samples on each of {alternatives(fitting)} data ranks"
         return (
-            f"--fix microbatch={fixed.microbatch}: {asked} does not divide the batch of {batch}; "
+            f"--fix microbatch={pins.microbatch}: {asked} does not divide the batch of {batch}; "
             "batch = data ranks x microbatch x microbatches, so microbatch may be "
             f"{alternatives(sizes)}"
         )
-    free = replace(fixed, dp_replicate=None, dp_shard=None, tp=None)
+    free = pins.without(*DEGREES)
     others = [data for data in _data_ranks(devices, free) if batch % data == 0]
-    pinned = f" with --fix {fixed}" if fixed.pinned() else ""
+    pinned = f" with --fix {pins}" if pins != Pins() else ""
     either = f"a batch that is a multiple of {min(ranks)}"
     would = " or ".join(f"{data} (tp={devices // data})" for data in others)
     return (
@@ -109,7 +110,7 @@ def _does_not_divide(devices: int, batch: int, fixed: Fixed, ranks: list[int]) -
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class StateLayout:
     """How the data ranks keep model state, and whether blocks run forward twice; ``offload`` as
     `Stage.offload`."""
 
@@ -125,20 +126,20 @@ class Layout:
         return Mesh((REPLICATE, SHARD, *model.axes), sizes)
 
 
-def layouts(data: int, fixed: Fixed, policies: Sequence[str] = POLICIES) -> Iterator[Layout]:
+def layouts(data: int, pins: Pins, policies: Sequence[str] = POLICIES) -> Iterator[StateLayout]:
     """Every state sharding of ``data`` ranks, the least sharded first; nothing is offloaded where
     that is not pinned: what does not fit then is tried so (`offloaded`). ``policies``: of
     recomputation, where none is pinned."""
-    for recompute in map(Recompute, policies) if fixed.recompute is None else (fixed.recompute,):
+    for recompute in map(Recompute, policies) if pins.recompute is None else (pins.recompute,):
         for shard in divisors(data):
             replicate = data // shard
-            if fixed.dp_shard not in (None, shard) or fixed.dp_replicate not in (None, replicate):
+            if pins.dp_shard not in (None, shard) or pins.dp_replicate not in (None, replicate):
                 continue
             for zero in (0,) if shard == 1 else ZERO_LEVELS[1:]:
-                if fixed.zero in (None, zero):
-                    yield Layout(replicate, shard, zero, recompute, fixed.offload or OFFLOAD[0])
+                if pins.zero in (None, zero):
+                    yield StateLayout(replicate, shard, zero, recompute, pins.offload or OFFLOAD[0])
 
 
-def offloaded(layout: Layout) -> Layout:
+def offloaded(layout: StateLayout) -> StateLayout:
     """The same with the optimizer's state in host memory."""
     return replace(layout, offload="optimizer")

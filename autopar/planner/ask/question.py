@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from autopar.lowering.spread import Lowered
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.graph import Graph
+from autopar.nouns.layout import LayoutError, Pins
 from autopar.nouns.plan import Memory, RunnerUp, Spread, Stage
 from autopar.nouns.problem import Solution
-from autopar.planner.ask.candidates import Candidate, Layout
-from autopar.planner.ask.fixed import Fixed, FixError
+from autopar.pipeline.actions import Lists
+from autopar.planner.ask.candidates import Candidate, StateLayout
 from autopar.pricing.offload import obstacle as offload_obstacle
 from autopar.pricing.step_time import StepTime
 from autopar.rules.cut import BatchCut
@@ -34,33 +35,35 @@ class Question:
     cluster: Cluster
     precision: str
     optimizer: str
-    fixed: Fixed
+    pins: Pins
     searcher: str = "portfolio"
     uneven: bool = True
     splits_batch: bool = True
     verbose: bool = False
     fusion: Fusion = ALONE
     framework: str = "torch"
+    actions: Lists | None = None
+    """Of each pipeline rank, where a file of them is pinned as the schedule."""
     clips: bool = False
     """Whether gradients are clipped by the norm of the whole."""
 
     @property
     def offloads(self) -> bool:
         """Whether the search may put the optimizer's state into host memory where it is short."""
-        free = self.fixed.offload is None
+        free = self.pins.offload is None
         return free and not offload_obstacle(self.cluster, self.optimizer, self.framework)
 
     def legal(self, listed: Sequence[Candidate]) -> list[Candidate]:
         """Those that cut the batch no further than its samples may be taken apart.
 
         Raises:
-            FixError: none does; the text says why.
+            LayoutError: none does; the text says why.
         """
         whole = [c for c in listed if c.microbatches == 1]
         if not self.splits_batch:
             whole = [c for c in whole if c.data == 1]
             if not whole:
-                raise FixError(
+                raise LayoutError(
                     "an op mixes the samples of the batch, so one data rank has all of them; leave "
                     "microbatch, dp_replicate and dp_shard out of --fix"
                 )
@@ -68,7 +71,7 @@ class Question:
         if not self.obstacles:
             return list(listed)
         if not whole:
-            raise FixError(
+            raise LayoutError(
                 f"the batch cannot be cut into {listed[0].microbatches} microbatches: "
                 f"{self.obstacles[0]}; leave microbatch out of --fix, or give the whole batch of a "
                 "rank"
@@ -81,7 +84,7 @@ class Sharded:
     """What is decided of a layout before it is priced."""
 
     candidate: Candidate
-    layout: Layout
+    layout: StateLayout
     spread: Spread
     lowered: Lowered
     solution: Solution

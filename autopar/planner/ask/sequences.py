@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from autopar.lowering.spread import LoweringError, lower
 from autopar.nouns.axes import CONTEXT, SHARD
 from autopar.nouns.graph import Graph
+from autopar.nouns.layout import LayoutError
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Spread
-from autopar.planner.ask.fixed import FixError
 from autopar.rules.cut import BatchCut, batch_cut
 from autopar.rules.pieces import BatchMixed
 
@@ -20,10 +20,10 @@ def cut_along(graph: Graph, batch_dims: Mapping[str, int], cp: int, framework: s
     """For ``cp`` ranks to a sample.
 
     Raises:
-        FixError: programs of the framework, the batch or an op of the model do not allow it.
+        LayoutError: programs of the framework, the batch or an op of the model do not allow it.
     """
     if framework != "torch":
-        raise FixError(
+        raise LayoutError(
             f"--fix cp={cp}: JAX programs keep sequences whole so far; leave cp out, or price the "
             "layout without a program by `autopar estimate --arch`",
             WITHOUT,
@@ -32,7 +32,7 @@ def cut_along(graph: Graph, batch_dims: Mapping[str, int], cp: int, framework: s
         cut = batch_cut(graph, batch_dims, cp)
         _try_beside_samples(graph, batch_dims, cut, cp)
     except (BatchMixed, LoweringError) as error:
-        raise FixError(f"--fix cp={cp}: {error}", WITHOUT) from error
+        raise LayoutError(f"--fix cp={cp}: {error}", WITHOUT) from error
     return cut
 
 

@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from autopar.cost_models.family import Arch
-from autopar.cost_models.layout import Layout
-from autopar.cost_models.pipeline_time import layers_of
+from autopar.cost_models.pipeline_time import layers_of, pipeline_of
 from autopar.lowering.precision import at_precision
 from autopar.lowering.spread import lower
 from autopar.nouns.axes import REPLICATE, SHARD, TENSOR
 from autopar.nouns.cluster import Cluster
+from autopar.nouns.layout import Layout
 from autopar.nouns.mesh import Mesh
-from autopar.nouns.recompute import Recompute
+from autopar.nouns.recompute import ATTENTION
 from autopar.nouns.style import Style
 from autopar.pipeline.schedules.table import schedule
 from autopar.planner.family.graph.model import BATCH_DIMS, graph_of
@@ -41,7 +41,7 @@ def unpriced(layout: Layout) -> str:
     parts = {
         f"cp {x.cp}": x.cp > 1,
         f"ep {x.ep}": x.ep > 1,
-        "selective recompute": x.recompute == "selective",
+        "selective recompute": x.recompute.policy == ATTENTION,
         f"etp {x.etp}": x.etp not in (0, x.tp),
         "stages of unequal layers": x.uneven,
     }
@@ -69,9 +69,9 @@ class Pricer:
         mesh = Mesh((REPLICATE, SHARD, TENSOR), sizes)
         state = StateSharding(x.zero, mesh, x.microbatches, PRECISION, clips=True)
         if x.pp == 1:
-            return price(model, state, Recompute(x.recompute))
+            return price(model, state, x.recompute)
         order = _order(x.schedule, x.pp, x.microbatches, x.interleave)
-        return price(model, state, Recompute(x.recompute), order, _ends(model, arch, x))
+        return price(model, state, x.recompute, order, _ends(model, arch, x))
 
     def model(self, arch: Arch, layout: Layout) -> CutModel:
         """One microbatch on the tensor-parallel ranks of a layout."""
@@ -99,7 +99,7 @@ def _ends(model: CutModel, arch: Arch, layout: Layout) -> Ends:
 
 
 def _ends_from(model: CutModel, arch: Arch, layout: Layout, before: int) -> Iterator[int]:
-    *inner, _ = layers_of(arch.layers, layout.pipeline(arch.layers).stages)
+    *inner, _ = layers_of(arch.layers, pipeline_of(layout, arch.layers).stages)
     for layers in inner:
         before += layers
         yield before

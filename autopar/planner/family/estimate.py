@@ -6,25 +6,25 @@ cluster, with what would fit where it does not.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from autopar.cost_models.bands import step_band
 from autopar.cost_models.family import Arch
 from autopar.cost_models.footprint import Footprint
-from autopar.cost_models.layout import Layout, check_layout, layout_from_fix, parse_fix
 from autopar.cost_models.physics import Bound, band_bounds, check, memory_bounds, time_bounds
 from autopar.cost_models.precision import compute_dtype, is_narrow, wide_dtype
 from autopar.cost_models.software import Software
 from autopar.cost_models.step_time import StepTime
 from autopar.files.arch_file import load_arch
 from autopar.files.cluster_file import load_cluster
-from autopar.nouns.axes import CONTEXT, PIPELINE, TENSOR
 from autopar.nouns.cluster import Cluster, Device
 from autopar.nouns.errors import UserError
+from autopar.nouns.layout import Layout
 from autopar.nouns.style import Style
 from autopar.planner.family.layouts import cheapest_change, memory_of, software_for, time_of
+from autopar.planner.family.legal import check_layout
+from autopar.planner.family.pins import completed, default_batch, parse_pins
 
 PRECISIONS = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "mxfp8", "fp4")
 
@@ -145,16 +145,8 @@ def estimate_files(
     if global_batch is not None and global_batch < 1:
         raise UserError(f"--global-batch {global_batch}: give a whole number of sequences from 1")
     arch, cluster = load_arch(arch_path), load_cluster(cluster_path)
-    choices = parse_fix(fix)
-    if global_batch is None and "global_batch" not in choices:
-        global_batch = default_batch(choices, cluster.device_count)
-    layout = layout_from_fix(choices, cluster.device_count, global_batch)
+    pins = parse_pins([fix])
+    if global_batch is None:
+        global_batch = default_batch(pins, cluster.device_count)
+    layout = completed(pins, cluster.device_count, global_batch)
     return estimate(arch, cluster, layout, precision=precision, style=style)
-
-
-def default_batch(choices: Mapping[str, int | str], devices: int) -> int:
-    """Sequences of a step that nothing says: four microbatches on each device, or as pinned."""
-    tp, cp, pp = (int(choices.get(name, 1)) for name in (TENSOR, CONTEXT, PIPELINE))
-    replicas = max(1, devices // (tp * cp * pp))
-    microbatches = int(choices.get("microbatches", 4 * pp))
-    return replicas * int(choices.get("microbatch", 1)) * microbatches

@@ -24,7 +24,6 @@ from autopar.cost_models.layer_figures import (
     routed_traffic,
 )
 from autopar.cost_models.layer_products import Product
-from autopar.cost_models.layout import Layout
 from autopar.cost_models.precision import stream_bytes
 from autopar.cost_models.recompute import Traffic
 from autopar.cost_models.software import Software
@@ -32,6 +31,7 @@ from autopar.lowering.precision import at_precision
 from autopar.lowering.spread import Lowered, LoweredOp, LoweredTensor, lower
 from autopar.nouns.axes import TENSOR
 from autopar.nouns.graph import DTYPE_BYTES
+from autopar.nouns.layout import Layout
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import key
 from autopar.nouns.style import Style

@@ -9,15 +9,17 @@ from typing import Any
 
 from autopar.cost_models.family import Arch
 from autopar.cost_models.footprint import Footprint, footprint
-from autopar.cost_models.layout import Layout, illegal, rarely_named
 from autopar.cost_models.rates import rates_of
 from autopar.cost_models.software import Software, default_software
 from autopar.cost_models.step_time import Rates, StepTime, stacked_rates, step_time
 from autopar.cost_models.work import Work, stacked, work_of
-from autopar.nouns.axes import CONTEXT, EXPERT, PIPELINE, REPLICATE, SHARD, TENSOR
+from autopar.nouns.axes import CONTEXT, EXPERT, PIPELINE, SHARD, TENSOR
 from autopar.nouns.cluster import Cluster
+from autopar.nouns.layout import Layout, Pins
 from autopar.nouns.style import Style
 from autopar.planner.family.graph_figures import figures_of
+from autopar.planner.family.legal import illegal
+from autopar.planner.family.pins import RECOMPUTES
 
 
 def software_for(cluster: Cluster, layout: Layout, style: Style | None = None) -> Software:
@@ -79,7 +81,7 @@ def _variants(arch: Arch, count: int, layout: Layout) -> Iterator[Layout]:
     )
     # Under these schedules neither recompute nor state sharding breaks a rule.
     legal = [one for one in staged if not illegal(arch, one, count)]
-    for recompute in ("none", "selective", "full") if legal else ():
+    for recompute in RECOMPUTES if legal else ():
         for zero in (0, 1, 2, 3):
             for one in legal:
                 yield replace(one, recompute=recompute, zero=zero)
@@ -178,13 +180,8 @@ def cheapest_change(
         return best
 
     def words(seconds: float, change: Mapping[str, Any]) -> str:
-        spelt = {True: "on", False: "off"}
-        named = ",".join(
-            f"{name}={spelt[value] if isinstance(value, bool) else value}"
-            for name, value in change.items()
-        )
-        fix = typed(replace(layout, **change)) + rarely_named(layout)
-        return f"{named} fits, at {seconds:.3g} s a step: --fix {fix}"
+        fix = replace(layout, **change).shortest()
+        return f"{Pins(**change)} fits, at {seconds:.3g} s a step: --fix {fix}"
 
     same, other = _same_degrees(layout), _other_degrees(arch, layout)
     fewest = (fastest(_together(same, count)) for count in range(1, len(_names(same)) + 1))
@@ -213,8 +210,8 @@ def _together(changes: Sequence[Mapping[str, Any]], count: int) -> list[Mapping[
 def _same_degrees(layout: Layout) -> list[dict[str, Any]]:
     """Changes of one choice that leave every device where it is."""
     changes: list[dict[str, Any]] = []
-    more = {"none": ("selective", "full"), "selective": ("full",), "full": ()}
-    changes += [{"recompute": recompute} for recompute in more[layout.recompute]]
+    more = RECOMPUTES[RECOMPUTES.index(layout.recompute) + 1 :]
+    changes += [{"recompute": recompute} for recompute in more]
     if layout.microbatch > 1:
         changes.append({"microbatch": 1})
     if layout.schedule == "gpipe":
@@ -252,22 +249,6 @@ def _fastest_that_fits(
         )
     seconds, _, other = anywhere[0]
     return (
-        f"no change of one or two choices fits; --fix {typed(other)} does, at "
+        f"no change of one or two choices fits; --fix {other.shortest()} does, at "
         f"{seconds:.3g} s a step"
     )
-
-
-def typed(layout: Layout) -> str:
-    """What `--fix` takes for this layout: what is usual is left out, but not what depends on the
-    degrees."""
-    usual = Layout(layout.global_batch)
-    names = (
-        *(REPLICATE, SHARD, TENSOR, CONTEXT, EXPERT, PIPELINE, "zero", "global_batch"),
-        *("microbatch", "schedule", "interleave", "recompute"),
-    )
-    words = [
-        f"{name}={getattr(layout, name)}"
-        for name in names
-        if name in ("zero", "global_batch") or getattr(layout, name) != getattr(usual, name)
-    ]
-    return ",".join([*words, *(["sequence_parallel=off"] if not layout.sequence_parallel else [])])

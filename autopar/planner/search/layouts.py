@@ -14,11 +14,11 @@ from dataclasses import replace
 
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.errors import UserError
+from autopar.nouns.layout import LayoutError, divisors
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.recompute import COMPUTE, FULL, SELECTIVE, Recompute, policies
 from autopar.nouns.text.cluster import devices_text
-from autopar.planner.ask.candidates import Candidate, Layout, candidates, layouts, offloaded
-from autopar.planner.ask.fixed import FixError, divisors
+from autopar.planner.ask.candidates import Candidate, StateLayout, candidates, layouts, offloaded
 from autopar.planner.ask.question import Answer, Outcome, Question, Sharded
 from autopar.planner.ask.selections import orders, parts
 from autopar.planner.problem.solving import Solver
@@ -50,7 +50,7 @@ def search_plan(question: Question, progress: Progress = lambda _: None) -> Outc
 
     Raises:
         NothingFits: nothing does; says what is short and by how much.
-        FixError: the batch, the pinned degrees and the devices do not divide.
+        LayoutError: the batch, the pinned degrees and the devices do not divide.
     """
     if len(question.cluster.kinds) == 1:
         return _search(question, progress)
@@ -87,12 +87,12 @@ def search_plan(question: Question, progress: Progress = lambda _: None) -> Outc
 
 
 def _search(question: Question, progress: Progress) -> Outcome:
-    if (question.fixed.pp or 1) > 1:
+    if (question.pins.pp or 1) > 1:
         return _search_pinned(question, progress)
     solver = Solver(question.searcher, progress, question.verbose)
     standings = Standings(Alarms.of(question))
     devices = question.cluster.device_count
-    listed = question.legal(candidates(devices, question.batch, question.fixed))
+    listed = question.legal(candidates(devices, question.batch, question.pins))
     families = _by_degree(listed)
     firsts: list[Solved] = []
     tried = 0
@@ -151,17 +151,17 @@ def _search(question: Question, progress: Progress) -> Outcome:
 
 def _pipeline_degrees(question: Question) -> list[int]:
     """Numbers of pipeline ranks beside 1 that may be tried where none is pinned."""
-    if question.fixed.pp is not None or question.framework == "jax":
+    if question.pins.pp is not None or question.framework == "jax":
         return []
     return divisors(question.cluster.device_count)[1:]
 
 
 def _search_pinned(question: Question, progress: Progress) -> Outcome:
-    """The fastest plan of ``question.fixed.pp`` pipeline ranks."""
-    pp, devices = question.fixed.pp or 1, question.cluster.device_count
+    """The fastest plan of ``question.pins.pp`` pipeline ranks."""
+    pp, devices = question.pins.pp or 1, question.cluster.device_count
     if devices % pp:
-        raise FixError(f"--fix pp={pp} makes equal groups of devices, and there are {devices}")
-    listed = question.legal(candidates(devices // pp, question.batch, question.fixed))
+        raise LayoutError(f"--fix pp={pp} makes equal groups of devices, and there are {devices}")
+    listed = question.legal(candidates(devices // pp, question.batch, question.pins))
     standings = Standings(Alarms.of(question))
     pipelines = Pipelines(
         question, Solver(question.searcher, progress, question.verbose), standings
@@ -170,7 +170,7 @@ def _search_pinned(question: Question, progress: Progress) -> Outcome:
     if standings.best is None:
         standings.alarms.raise_first()
         if standings.tightest is None:
-            raise FixError(
+            raise LayoutError(
                 f"--fix pp={pp}: {pipelines.refused or 'the model cannot be split so'}"
                 "; take fewer ranks, or less of interleave"
             )
@@ -241,9 +241,9 @@ def _try_layouts(question: Question, solved: Solved, standings: Standings, solve
     """
     answers = [
         _answer(question, solved, layout)
-        for layout in layouts(solved.candidate.data, question.fixed, policies(question.framework))
+        for layout in layouts(solved.candidate.data, question.pins, policies(question.framework))
     ]
-    if question.fixed.recompute is None and question.framework == "torch":
+    if question.pins.recompute is None and question.framework == "torch":
         answers += _lightened(question, solved, answers)
     for answer in answers:
         standings.offer(answer)
@@ -351,7 +351,7 @@ def _squeeze(question: Question, solved: Solved, tightest: Answer, solver: Solve
     return None
 
 
-def _answer(question: Question, solved: Solved, layout: Layout) -> Answer:
+def _answer(question: Question, solved: Solved, layout: StateLayout) -> Answer:
     state = state_of(question, layout, solved.candidate)
     priced = price(solved.model, state, layout.recompute)
     solution = solved.solution

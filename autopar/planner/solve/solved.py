@@ -9,7 +9,7 @@ from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Spread
 from autopar.nouns.problem import NoFeasibleAnswer, Solution
 from autopar.nouns.recompute import KEEP_ALL
-from autopar.planner.ask.candidates import Candidate, Layout
+from autopar.planner.ask.candidates import Candidate, StateLayout
 from autopar.planner.ask.question import Question
 from autopar.planner.problem.folding import fold
 from autopar.planner.problem.legal import NoStrategy
@@ -55,7 +55,7 @@ def solve(
     question: Question,
     candidate: Candidate,
     solver: Solver,
-    layout: Layout | None = None,
+    layout: StateLayout | None = None,
     exposed: float = 0.0,
     usage_limit: int | None = None,
     must_split: bool = False,
@@ -65,7 +65,7 @@ def solve(
     A model so small that tensor parallelism costs more than it saves would leave the tp ranks with
     the same work; such an answer is replaced by the best one that splits the products.
     """
-    chosen = layout or Layout(1, candidate.data, 1 if candidate.data > 1 else 0, KEEP_ALL)
+    chosen = layout or StateLayout(1, candidate.data, 1 if candidate.data > 1 else 0, KEEP_ALL)
     mesh = chosen.mesh(candidate.model)
     full = Mesh((MICROBATCH, *mesh.axes), (candidate.microbatches, *mesh.sizes)).trimmed()
     works = solver.bindings.works
@@ -105,7 +105,7 @@ def lowered_of(question: Question, spread: Spread, candidate: Candidate) -> Lowe
     )
 
 
-def state_of(question: Question, layout: Layout, candidate: Candidate) -> StateSharding:
+def state_of(question: Question, layout: StateLayout, candidate: Candidate) -> StateSharding:
     return StateSharding(
         layout.zero,
         layout.mesh(candidate.model),

@@ -22,7 +22,7 @@ from autopar.nouns.recompute import POLICIES, Recompute
 from autopar.nouns.zero import ZERO
 from autopar.pipeline.actions import to_text
 from autopar.pipeline.cuts import Mask, NoCuts, cut
-from autopar.planner.ask.candidates import Layout
+from autopar.planner.ask.candidates import StateLayout
 from autopar.planner.ask.question import Answer, Question, Sharded
 from autopar.planner.solve.solved import state_of
 from autopar.planner.staged.lightening import lightened
@@ -56,14 +56,14 @@ class CoreTrials:
     core: Core
     model: Model
     order: Order
-    layouts: Sequence[Layout]
+    layouts: Sequence[StateLayout]
     views: tuple[Cluster, ...] = field(init=False)
     """The cluster as every pipeline rank sees it; those that differ; of each rank which."""
     distinct: list[Cluster] = field(init=False)
     kinds: list[int] = field(init=False)
-    _choices: dict[Layout, list[Layout]] = field(default_factory=dict)
-    _prices: dict[Layout, PipelinePrices] = field(default_factory=dict)
-    _tables: dict[Layout, Table] = field(default_factory=dict)
+    _choices: dict[StateLayout, list[StateLayout]] = field(default_factory=dict)
+    _prices: dict[StateLayout, PipelinePrices] = field(default_factory=dict)
+    _tables: dict[StateLayout, Table] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.views = self.core.shape.views(self.question.cluster)
@@ -92,7 +92,7 @@ class CoreTrials:
         runs = runs_of(plain.ends, schedule)
         views = [self.views[rank] for rank in schedule.ranks]
 
-        def figures(choice: Layout) -> Table:
+        def figures(choice: StateLayout) -> Table:
             prices = self.prices(choice)
             stages = zip(views, runs, strict=True)
             return np.array([prices.on(view).figures(*run) for view, run in stages]).T
@@ -125,12 +125,12 @@ class CoreTrials:
             trial, layout = min(ranked, key=lambda pair: pair[0].filled)
             yield self.answer(layout, trial)
 
-    def choices(self, layout: Layout) -> list[Layout]:
+    def choices(self, layout: StateLayout) -> list[StateLayout]:
         """What a rank may choose under a layout: the fastest for all of the model first, the one
         that needs least memory last."""
         if layout not in self._choices:
             zeros = [layout.zero]
-            if self.core.recompute is None and self.question.fixed.zero is None and layout.zero:
+            if self.core.recompute is None and self.question.pins.zero is None and layout.zero:
                 zeros = [*range(layout.zero, ZERO[-1].level + 1)]
             every = [
                 replace(layout, zero=zero, recompute=recompute)
@@ -141,7 +141,7 @@ class CoreTrials:
             self._choices[layout] = [*first, every[-1]]
         return self._choices[layout]
 
-    def _alone_s(self, choice: Layout) -> float:
+    def _alone_s(self, choice: StateLayout) -> float:
         """Seconds of a step of all of the model as one stage."""
         solved, candidate = self.model.solved, self.core.shape.candidate
         state = state_of(self.question, choice, candidate)
@@ -149,7 +149,7 @@ class CoreTrials:
         passes_s = candidate.microbatches * (time.forward_s + time.backward_s)
         return passes_s + time.first_s + time.reduce_s + time.update_s + time.late_s
 
-    def prices(self, choice: Layout) -> PipelinePrices:
+    def prices(self, choice: StateLayout) -> PipelinePrices:
         if choice not in self._prices:
             state = state_of(self.question, choice, self.core.shape.candidate)
             self._prices[choice] = PipelinePrices(
@@ -157,7 +157,7 @@ class CoreTrials:
             )
         return self._prices[choice]
 
-    def tables(self, layout: Layout) -> list[Table]:
+    def tables(self, layout: StateLayout) -> list[Table]:
         """Figures of all runs on all kinds of devices, for what a rank may choose."""
         for choice in self.choices(layout):
             if choice not in self._tables:
@@ -223,7 +223,7 @@ class CoreTrials:
             best = faster
         return best
 
-    def _squeezed(self, ranked: Sequence[tuple[Trial, Layout]]) -> Iterator[Answer]:
+    def _squeezed(self, ranked: Sequence[tuple[Trial, StateLayout]]) -> Iterator[Answer]:
         """The first layout that fits under cuts which mind the memory of each rank."""
         near = [layout for trial, layout in ranked if trial.filled <= SQUEEZED]
         for layout in near[:LAYOUTS]:
@@ -257,7 +257,7 @@ class CoreTrials:
         last = len(self.choices(layout)) - 1
         return self.answer(layout, replace(plain, ends=best, chosen=(last,) * len(runs)))
 
-    def _cut_within(self, layout: Layout, most: float) -> Ends | None:
+    def _cut_within(self, layout: StateLayout, most: float) -> Ends | None:
         """The best cut whose ranks need no more of their memory than ``most``, if each holds as
         much as its fullest stage."""
         schedule, packages = self.order.schedule, self.model.cuts.summary.packages
@@ -282,7 +282,7 @@ class CoreTrials:
         except NoCuts:
             return None
 
-    def _fitting(self, layout: Layout, options: Sequence[Trial]) -> Iterator[Answer]:
+    def _fitting(self, layout: StateLayout, options: Sequence[Trial]) -> Iterator[Answer]:
         """The fastest of them that fits, priced in full."""
         fitting = [trial for trial in options if trial.filled <= 1]
         for trial in sorted(fitting, key=lambda trial: trial.step_s)[:2]:
@@ -291,7 +291,7 @@ class CoreTrials:
                 yield answer
                 return
 
-    def answer(self, layout: Layout, trial: Trial) -> Answer:
+    def answer(self, layout: StateLayout, trial: Trial) -> Answer:
         """The trial priced in full."""
         choices = self.choices(layout)
         each = [choices[min(place, len(choices) - 1)] for place in trial.chosen]

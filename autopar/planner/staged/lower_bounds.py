@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from autopar.nouns.offload import OFFLOAD
 from autopar.nouns.recompute import KEEP_ALL
 from autopar.pipeline.schedules.table import SCHEDULES
-from autopar.planner.ask.candidates import Candidate, Layout, layouts, offloaded
+from autopar.planner.ask.candidates import Candidate, StateLayout, layouts, offloaded
 from autopar.planner.ask.question import Question
 from autopar.planner.solve.solved import state_of
 from autopar.planner.staged.pipeline_models import Model, Models, Pace, Whole
@@ -111,7 +111,7 @@ class LowerBounds:
         life = model.solved.summary.lives[recompute.policy]
         share, process = overhead(model.solved.summary.packages, question.cluster.device)
         saved = min(m, pp) * life.saved / pp + life.peak - life.saved
-        for layout in layouts(shape.candidate.data, question.fixed):
+        for layout in layouts(shape.candidate.data, question.pins):
             if layout.recompute != recompute:
                 continue
             for one in (layout, offloaded(layout)) if question.offloads else (layout,):
@@ -126,7 +126,7 @@ class LowerBounds:
         views = shape.views(self.question.cluster)
         return sum(view.device.memory_bytes for view in views) / shape.pp
 
-    def _whole(self, layout: Layout, candidate: Candidate, model: Model) -> Whole:
+    def _whole(self, layout: StateLayout, candidate: Candidate, model: Model) -> Whole:
         if layout not in model.layouts:
             state = state_of(self.question, layout, candidate)
             held = stage_bytes(model.solved.summary, state, layout.recompute)

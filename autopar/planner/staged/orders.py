@@ -50,17 +50,17 @@ class Orders:
         return order
 
     def _made(self, core: Core, model: Model) -> Order:
-        fixed, microbatches = self.question.fixed, core.shape.candidate.microbatches
-        if fixed.actions is not None:
-            return self._by_hand(fixed.actions, microbatches)
+        question, microbatches = self.question, core.shape.candidate.microbatches
+        if question.actions is not None:
+            return self._by_hand(question.actions, microbatches)
         if core.limit:
-            return found_order(core, model, self.question.cluster, self._sends(core, model))
+            return found_order(core, model, question.cluster, self._sends(core, model))
         made = schedule(core.name, core.shape.pp, microbatches, core.depth)
-        searched = fixed.schedule == FOUND
+        searched = question.pins.schedule == FOUND
         return Order(replace(made, name=FOUND) if searched else made, searched)
 
     def _by_hand(self, lists: Lists, microbatches: int) -> Order:
-        made = written(self.question.fixed.schedule or "", lists)
+        made = written(self.question.pins.schedule or "", lists)
         if made.microbatches != microbatches:
             raise ScheduleError(
                 f"schedule={made.name} has {made.microbatches} microbatches, which the batch of "
@@ -72,7 +72,7 @@ class Orders:
     def _sends(self, core: Core, model: Model) -> Sends:
         """Between stages of as many devices as the core's."""
         candidate, question = core.shape.candidate, self.question
-        layout = next(iter(layouts(candidate.data, question.fixed)))
+        layout = next(iter(layouts(candidate.data, question.pins)))
         state = state_of(question, layout, candidate)
         return PipelinePrices(
             model.cuts, question.cluster, state, core.levels[0], core.shape.pp

@@ -18,7 +18,7 @@ from autopar.nouns.mesh import Mesh
 from autopar.nouns.problem import FORBIDDEN
 from autopar.nouns.recompute import KEEP_ALL, Recompute
 from autopar.nouns.zero import ZERO
-from autopar.planner.ask.candidates import Candidate, Layout, model_mesh
+from autopar.planner.ask.candidates import Candidate, StateLayout, model_mesh
 from autopar.planner.ask.question import Question
 from autopar.planner.problem.solving import Solver
 from autopar.planner.solve.solved import Solved, solve
@@ -40,7 +40,7 @@ class Whole:
     """All of a model as one stage under a layout: bytes of its state; seconds that offloading some
     of it takes at least."""
 
-    layout: Layout
+    layout: StateLayout
     state: StateSharding
     state_bytes: int
     streamed_s: float
@@ -58,7 +58,7 @@ class Model:
     cuts: CutModel
     whole: dict[Recompute, StageTime]
     alone: dict[Recompute, PipelinePrices]
-    layouts: dict[Layout, Whole] = field(default_factory=dict)
+    layouts: dict[StateLayout, Whole] = field(default_factory=dict)
     """All of the model under each layout of state."""
     _plain: dict[tuple[Recompute, Cluster], Table] = field(default_factory=dict)
     _pass_s: dict[tuple[StateSharding, Recompute], float] = field(default_factory=dict)
@@ -184,7 +184,7 @@ class Models:
 
     def _model(self, solved: Solved) -> Model:
         question, candidate = self.question, solved.candidate
-        mesh = Layout(1, 1, 0, KEEP_ALL).mesh(candidate.model)
+        mesh = StateLayout(1, 1, 0, KEEP_ALL).mesh(candidate.model)
         alone = StateSharding(0, mesh, 1, question.precision, question.optimizer)
         cuts = solved.model
         whole, stages = {}, {}

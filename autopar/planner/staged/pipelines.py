@@ -19,11 +19,12 @@ from dataclasses import dataclass, field, replace
 from itertools import count, product
 
 from autopar.lowering.stages import stage_parts
+from autopar.nouns.layout import LayoutError
 from autopar.nouns.recompute import FULL, KEEP_ALL, Recompute
 from autopar.pipeline.actions import ScheduleError
 from autopar.pipeline.schedules.table import SCHEDULES, kind_of
-from autopar.planner.ask.candidates import Layout, candidates
-from autopar.planner.ask.fixed import FixError, splits
+from autopar.planner.ask.candidates import StateLayout, candidates
+from autopar.planner.ask.pins import allows, splits
 from autopar.planner.ask.question import Answer, Question
 from autopar.planner.problem.solving import Solver
 from autopar.planner.solve.solved import Solved, lowered_of, state_of
@@ -146,21 +147,21 @@ class Pipelines:
     def _relieve(self) -> None:
         """Where memory binds the best plan: the same shape with ranks that recompute as much as
         each must and split as much of their state, under every usual schedule."""
-        best, fixed = self.standings.best, self.question.fixed
-        if best is None or best.pp == 1 or fixed.recompute:
+        best, pins = self.standings.best, self.question.pins
+        if best is None or best.pp == 1 or pins.recompute:
             return
         roomy = not best.layout.recompute.runs_again and best.layout.zero < 2
         if roomy and best.memory.filled < FILLED:
             return
-        if fixed.schedule not in (None, *SCHEDULES):
+        if pins.schedule not in (None, *SCHEDULES):
             return
         assert self._shape_of_best is not None
         shapes = [replace(self._shape_of_best, lean=lean) for lean in (False, True)]
         for shape, name in product(
             [shape for shape in shapes if self._models.of(shape) is not None],
-            USUAL if fixed.schedule is None else (fixed.schedule,),
+            USUAL if pins.schedule is None else (pins.schedule,),
         ):
-            kind, depth = SCHEDULES[name], fixed.interleave or 1
+            kind, depth = SCHEDULES[name], pins.interleave or 1
             if kind.even_ranks:  # a part of the model is on two ranks there
                 continue
             if kind.interleaves and kind.stages == 1:
@@ -174,7 +175,7 @@ class Pipelines:
         best = self.standings.best
         if best is not None and not best.layout.recompute.runs_again and best.layout.zero < 3:
             return
-        fixed, inner = self.question.fixed, self.question.cluster.levels[0].span
+        pins, inner = self.question.pins, self.question.cluster.levels[0].span
         for pp in dict.fromkeys(shape.pp for shape in shapes):
             if pp > self._models.most_units:
                 continue
@@ -188,7 +189,7 @@ class Pipelines:
             for core in self._cores(shape):
                 least = core.recompute == Recompute(FULL) and core.name in (
                     USUAL[0],
-                    fixed.schedule,
+                    pins.schedule,
                 )
                 if least and self._bounds.fitting(core, model)[1] < self._best_s:
                     for _, item in self._play(core):
@@ -212,7 +213,7 @@ class Pipelines:
         stages = stages.staged(order.schedule, choices_of(best.stages, order.schedule))
         places = {name: i for i, name in enumerate(cuts.units)}
         ends = (*(places[stage.first] for stage in best.stages[1:]), len(cuts.units))
-        hidden = Layout(1, candidate.data, 1 if candidate.data > 1 else 0, KEEP_ALL)
+        hidden = StateLayout(1, candidate.data, 1 if candidate.data > 1 else 0, KEEP_ALL)
         held = StatePrices(question.cluster, state_of(question, hidden, candidate), 0.0)
         additive = objective(lowered, prices, held)
         answer = piped(question, best, stages, order, ends)
@@ -223,12 +224,14 @@ class Pipelines:
         question = self.question
         for pp in degrees:
             devices = question.cluster.device_count // pp
-            cp = question.fixed.cp or 1
-            if devices % cp or not any(map(question.fixed.allows, splits(devices // cp))):
+            cp = question.pins.cp or 1
+            if devices % cp or not any(
+                allows(question.pins, split) for split in splits(devices // cp)
+            ):
                 continue
             try:
-                listed = question.legal(candidates(devices, question.batch, question.fixed))
-            except FixError as error:
+                listed = question.legal(candidates(devices, question.batch, question.pins))
+            except LayoutError as error:
                 self.refused = self.refused or str(error)
                 continue
             for candidate in listed:
@@ -289,13 +292,13 @@ class Pipelines:
     # Cores: schedules and recomputation.
 
     def _cores(self, shape: Shape) -> Iterator[Core]:
-        fixed = self.question.fixed
-        for recompute in EVERY if fixed.recompute is None else (fixed.recompute,):
-            for name in USUAL if fixed.schedule is None else (fixed.schedule,):
-                if name == "zb-h1" and recompute.runs_again and fixed.schedule is None:
+        pins = self.question.pins
+        for recompute in EVERY if pins.recompute is None else (pins.recompute,):
+            for name in USUAL if pins.schedule is None else (pins.schedule,):
+                if name == "zb-h1" and recompute.runs_again and pins.schedule is None:
                     continue  # backward is whole there, and so this is 1f1b
-                if name == FOUND and fixed.actions is None:
-                    depths = (fixed.interleave,) if fixed.interleave else (1, VEE)
+                if name == FOUND and self.question.actions is None:
+                    depths = (pins.interleave,) if pins.interleave else (1, VEE)
                     yield from (Core(shape, named, 1, recompute) for named in NAMED)
                     for depth in depths:
                         for limit in limits(shape.pp, shape.candidate.microbatches):
@@ -303,7 +306,7 @@ class Pipelines:
                     continue
                 kind = SCHEDULES.get(name)
                 several = kind is not None and kind.interleaves and kind.stages == 1
-                depth = fixed.interleave or (DEPTHS[0] if several else 1)
+                depth = pins.interleave or (DEPTHS[0] if several else 1)
                 yield Core(shape, name, depth, recompute)
 
     def _play(self, core: Core) -> Iterator[tuple[float, Item]]:
@@ -318,7 +321,7 @@ class Pipelines:
                 self.refused = self.refused or str(error)
                 return
             stages *= kind.stages
-        if stages > units and self.question.fixed.actions is None:
+        if stages > units and self.question.actions is None:
             self.refused = self.refused or (
                 f"{stages} stages of {units} units that the model can be cut between: take at most "
                 f"{units} stages"
@@ -329,7 +332,7 @@ class Pipelines:
         except ScheduleError as error:
             self.refused = self.refused or str(error)
             return
-        fixed = self.question.fixed
+        pins = self.question.pins
         listed = [whole.layout for whole, _ in self._bounds.shares(core, model)]
         if core.recompute is None:  # which goes on to higher levels of ZeRO by itself
             least = {(one.dp_shard, one.offload): one for one in reversed(listed)}
@@ -342,7 +345,7 @@ class Pipelines:
         self._steps[core] = plain.step_s
         if plain.step_s * (1 - RELIEF) + least_s < self._best_s:
             yield plain.step_s * (1 - RELIEF) + least_s, Played(made, plain)
-        if fixed.interleave is None and core.depth in DEPTHS[:-1] and not order.written:
+        if pins.interleave is None and core.depth in DEPTHS[:-1] and not order.written:
             place = DEPTHS.index(core.depth)
             above = [self._steps.get(replace(core, depth=depth)) for depth in DEPTHS[:place]]
             shortest_s = min((s for s in above if s is not None), default=float("inf"))

@@ -36,7 +36,7 @@ def _views(cluster: Cluster, ranks: int, each: int) -> tuple[Cluster, ...]:
 class Core:
     """A schedule of a shape.
 
-    depth: as `Fixed.interleave`. limit: microbatches that a rank may hold, of a schedule that is
+    depth: as `Pins.interleave`. limit: microbatches that a rank may hold, of a schedule that is
     found. recompute: of every rank; None: each rank recomputes as it must (Sun et al. 2024,
     AdaPipe), and splits no more of its state than it must (Chen et al. 2023, AMSP).
     """

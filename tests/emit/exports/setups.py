@@ -5,16 +5,19 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 from autopar.emit.exports.from_plan import setup_of
 from autopar.emit.exports.setup import Figures, Machines, Setup
 from autopar.files.cluster_file import load_cluster
 from autopar.frontends.dispatch import capture
 from autopar.frontends.loading import load_workload
+from autopar.nouns.layout import Layout
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Fingerprints, Spread, Stage
+from autopar.nouns.recompute import Recompute
 from autopar.nouns.workload import training
 from tests import plans
 
@@ -39,7 +42,7 @@ MIXTRAL = replace(LLAMA, vocab=32000, experts=8, top_k=2)
 
 
 @functools.cache
-def gpt(example: str = "02_gpt.py", zero: int = 3) -> Setup:
+def gpt(example: str = "02_gpt.py", zero: int = 3, microbatches: int = 2) -> Setup:
     """An example under dp_shard 2 x tp 2, its layers split as Megatron splits them."""
     workload = load_workload(str(ROOT / "examples" / example))
     captured = capture(workload)
@@ -53,7 +56,7 @@ def gpt(example: str = "02_gpt.py", zero: int = 3) -> Setup:
         framework=workload.framework,
         spreads=(spread,),
         stages=(Stage(zero=zero),),
-        microbatches=2,
+        microbatches=microbatches,
         fingerprints=fingerprints,
         clip_norm=1.0,
     )
@@ -63,7 +66,7 @@ def gpt(example: str = "02_gpt.py", zero: int = 3) -> Setup:
 
 def layout(**changes: object) -> Setup:
     """Llama 3 8B on 2 x 8 H100 with pp 2, cp 2, or as ``changes`` say."""
-    settings: dict[str, object] = {
+    settings: dict[str, Any] = {
         "name": "llama3_8b.yaml",
         "framework": "",
         "global_batch": 32,
@@ -82,7 +85,13 @@ def layout(**changes: object) -> Setup:
         "layers": 32,
         "figures": LLAMA,
     }
-    return Setup(**{**settings, **changes})  # type: ignore[arg-type]
+    settings |= changes
+    names = [field.name for field in fields(Layout) if field.name in settings]
+    choices: dict[str, Any] = {name: settings.pop(name) for name in names}
+    ranks = choices["dp_shard"] * choices.get("dp_replicate", 1) * settings.pop("microbatches")
+    choices |= {"recompute": Recompute(choices["recompute"])}
+    choices |= {"microbatch": choices["global_batch"] // ranks}
+    return Setup(layout=Layout(**choices), **settings)
 
 
 def experts(**changes: object) -> Setup:

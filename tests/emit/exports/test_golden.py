@@ -14,7 +14,7 @@ from autopar.emit.exports.setup import Machines
 from autopar.emit.exports.targets import TARGETS, target
 from autopar.emit.exports.text import Refused
 from autopar.nouns.errors import UserError
-from tests.emit.exports.setups import CASES, experts, golden, layout
+from tests.emit.exports.setups import CASES, experts, golden, gpt, layout
 
 
 @pytest.mark.parametrize("name", TARGETS)
@@ -80,7 +80,6 @@ def parse(file: str, text: str) -> Any:
         ("megatron", layout(schedule="gpipe"), "schedule gpipe: it plays 1f1b and interleaved"),
         ("megatron", layout(schedule="zb-interleaved", interleave=2), "schedule zb-interleaved"),
         ("megatron-bridge", layout(schedule="gpipe"), "megatron-bridge refuses schedule gpipe"),
-        ("megatron", layout(microbatches=7), "a batch of 32: 2 data ranks x 7"),
         (
             "megatron",
             layout(
@@ -144,3 +143,8 @@ def test_what_the_target_would_refuse_is_refused_first(name: str, setup: Any, me
 def test_a_target_that_does_not_exist() -> None:
     with pytest.raises(UserError, match="Did you mean megatron-bridge"):
         target("megatron_bridge")
+
+
+def test_microbatches_have_equal_samples() -> None:
+    with pytest.raises(UserError, match=r"a batch of 16: 2 data ranks x 7 .* a multiple of 14"):
+        gpt(microbatches=7)

@@ -57,12 +57,12 @@ def test_torchtitan_makes_its_configuration(setup: Setup) -> None:
     config = recipe.run()
     dataclasses.replace(config)  # its own checks run again, with every field in place
     p, t = config.parallelism, config.training
-    assert p.data_parallel_shard_degree == setup.dp_shard
-    assert p.tensor_parallel_degree == setup.tp
-    assert p.pipeline_parallel_degree == setup.pp
-    ranks = setup.dp
-    if setup.pp > 1:
-        assert t.local_batch_size == setup.microbatch * setup.microbatches
+    assert p.data_parallel_shard_degree == setup.layout.dp_shard
+    assert p.tensor_parallel_degree == setup.layout.tp
+    assert p.pipeline_parallel_degree == setup.layout.pp
+    ranks = setup.layout.dp
+    if setup.layout.pp > 1:
+        assert t.local_batch_size == setup.layout.microbatch * setup.layout.microbatches
         names = [name for part in p.module_fqns_per_model_part for name in part]
         wanted = [f"layers.{n}" for n in range(32)]
         assert names == ["tok_embeddings", *wanted, "norm", "lm_head"]
@@ -71,7 +71,7 @@ def test_torchtitan_makes_its_configuration(setup: Setup) -> None:
 
         get_schedule_class(p.pipeline_parallel_schedule)
     else:
-        assert t.global_batch_size == t.local_batch_size * ranks * setup.microbatches
+        assert t.global_batch_size == t.local_batch_size * ranks * setup.layout.microbatches
 
 
 @pytest.mark.parametrize(
@@ -90,12 +90,12 @@ def test_deepspeed_reads_its_configuration(setup: Setup, monkeypatch: pytest.Mon
 
         settings = json.loads(deepspeed.export(setup).files["deepspeed.json"])
         config = DeepSpeedConfig(settings)
-    assert config.train_micro_batch_size_per_gpu == setup.microbatch
-    assert config.gradient_accumulation_steps == setup.microbatches
-    assert config.zero_config.stage == setup.zero
-    if setup.tp > 1:
+    assert config.train_micro_batch_size_per_gpu == setup.layout.microbatch
+    assert config.gradient_accumulation_steps == setup.layout.microbatches
+    assert config.zero_config.stage == setup.layout.zero
+    if setup.layout.tp > 1:
         tensor = config.tensor_parallel_config
-        assert tensor.autotp_size == setup.tp
+        assert tensor.autotp_size == setup.layout.tp
         if setup.parameters:
             specs = tensor.get_partition_config_object()
             kinds = {
@@ -104,8 +104,8 @@ def test_deepspeed_reads_its_configuration(setup: Setup, monkeypatch: pytest.Mon
             }
             rows = {"attention.out": "row", "down": "row"}
             assert kinds == {"attention.q": "column", "up": "column", **rows}
-    if setup.ep > 1:
-        assert config.expert_parallel_config.autoep_size == setup.ep
+    if setup.layout.ep > 1:
+        assert config.expert_parallel_config.autoep_size == setup.layout.ep
 
 
 @pytest.mark.parametrize("setup", [gpt(), layout(pp=1, schedule="none", microbatches=8)])
@@ -117,10 +117,10 @@ def test_accelerate_reads_its_configuration(setup: Setup, tmp_path: Path) -> Non
     text = accelerate.export(setup).files["accelerate.yaml"]
     (tmp_path / "accelerate.yaml").write_text(text)
     config = ClusterConfig.from_yaml_file(str(tmp_path / "accelerate.yaml"))
-    assert config.num_processes == setup.devices
+    assert config.num_processes == setup.layout.device_count
     prefix = "parallelism_config_"
     sizes = {name.removeprefix(prefix): size for name, size in config.parallelism_config.items()}
-    assert ParallelismConfig(**sizes).total_size == setup.devices
+    assert ParallelismConfig(**sizes).total_size == setup.layout.device_count
 
 
 @pytest.mark.parametrize("setup", [gpt(), experts(cp=1)])
@@ -131,14 +131,14 @@ def test_transformers_makes_its_configuration(setup: Setup, tmp_path: Path) -> N
     made = executed(text, "autopar_distributed")
     config = made.distributed_config()
     assert (config.tp_size, config.fsdp_size, config.ep_size) == (
-        setup.tp,
-        setup.dp_shard,
-        setup.ep,
+        setup.layout.tp,
+        setup.layout.dp_shard,
+        setup.layout.ep,
     )
     if setup.precision == "float32":
         arguments = made.training_arguments(str(tmp_path))
-        assert arguments.per_device_train_batch_size == setup.microbatch
-        assert arguments.gradient_accumulation_steps == setup.microbatches
+        assert arguments.per_device_train_batch_size == setup.layout.microbatch
+        assert arguments.gradient_accumulation_steps == setup.layout.microbatches
 
 
 def test_maxtext_knows_the_keys(tmp_path: Path) -> None:

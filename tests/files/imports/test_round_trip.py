@@ -13,11 +13,14 @@ from hypothesis import assume, given, settings
 from autopar.cli.exports import of_layout
 from autopar.cli.imports import layout_of
 from autopar.cost_models.family import Arch
-from autopar.cost_models.layout import Layout, illegal
 from autopar.emit.exports.targets import TARGETS
 from autopar.emit.exports.text import Refused
 from autopar.files.cluster_file import load_cluster
 from autopar.files.imports.readers import READERS
+from autopar.nouns.layout import Layout
+from autopar.nouns.recompute import ATTENTION, FULL, KEEP_ALL, Recompute
+from autopar.planner.family.legal import illegal
+from autopar.planner.family.pins import RECOMPUTES
 
 ROOT = Path(__file__).parents[3]
 ARCH = Arch("mixture", 16, 1024, 16, 8, 2048, 32000, 4096, experts=8, top_k=2)
@@ -53,7 +56,7 @@ def layouts(draw: st.DrawFn, target: str) -> Layout:
         zero=zero,
         schedule=draw(st.sampled_from(schedules)) if pp > 1 else "1f1b",
         interleave=interleave,
-        recompute=draw(st.sampled_from(["none", "selective", "full"])),
+        recompute=draw(st.sampled_from(RECOMPUTES)),
         sequence_parallel=draw(st.booleans()) if tp > 1 else True,
         etp=1 if ep > 1 else 0,
     )
@@ -73,14 +76,15 @@ def carried(layout: Layout, target: str) -> Layout:
     if target == "megatron" and layout.ep > 1 and layout.tp > 1:
         changes["sequence_parallel"] = True
     if target == "deepspeed":
-        changes["recompute"] = "none"
+        changes["recompute"] = KEEP_ALL
         changes["sequence_parallel"] = layout.tp == 1
         changes["etp"] = 0
     if target == "accelerate":
         changes["sequence_parallel"] = True
         shards = layout.zero > 0
-        if layout.recompute == "selective" or not shards:
-            changes["recompute"] = "full" if shards and layout.recompute != "none" else "none"
+        if layout.recompute.policy == ATTENTION or not shards:
+            again = shards and layout.recompute.runs_again
+            changes["recompute"] = Recompute(FULL) if again else KEEP_ALL
     return replace(layout, **changes)
 
 

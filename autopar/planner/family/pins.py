@@ -1,0 +1,110 @@
+"""What ``--fix`` pins of a transformer by figures, and the one layout that it makes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from autopar.nouns.axes import CONTEXT, PIPELINE, REPLICATE, SHARD, TENSOR
+from autopar.nouns.layout import DEGREES, WORDS, Grammar, Layout, LayoutError, Pins, pairs_of
+from autopar.nouns.offload import OFFLOAD
+from autopar.nouns.recompute import ATTENTION, FULL, KEEP_ALL, NONE, Recompute
+from autopar.pipeline.schedules.table import SCHEDULES
+
+RECOMPUTES = (KEEP_ALL, Recompute(ATTENTION), Recompute(FULL))
+"""From the most memory to the least."""
+GRAMMAR = Grammar(
+    words={**WORDS, "schedule": tuple(SCHEDULES), "recompute": (NONE, ATTENTION, FULL)}
+)
+_NAMED_FIRST = (TENSOR, CONTEXT, PIPELINE, REPLICATE)
+"""`SHARD` takes what these leave."""
+
+
+def parse_pins(texts: Iterable[str]) -> Pins:
+    """Of ``["tp=8,pp=4", "recompute=full"]``. Raises `LayoutError`."""
+    return read_pins(pairs_of(texts))
+
+
+def read_pins(pairs: Mapping[str, str]) -> Pins:
+    """Of ``{"tp": "8"}``. Raises `LayoutError`."""
+    pins = GRAMMAR.read(pairs)
+    if pins.offload not in (None, OFFLOAD[0]):
+        raise LayoutError(
+            f"--fix offload={pins.offload}: layouts of architecture figures keep the optimizer's "
+            "state on devices so far; `autopar plan` prices it in host memory, of a model and "
+            "without cp, ep and sequence_parallel"
+        )
+    return pins.without("offload")
+
+
+def completed(pins: Pins, devices: int, global_batch: int | None = None) -> Layout:
+    """The one layout that has these pins; data parallelism takes the devices that are left.
+
+    Degrees that are not pinned are 1, `microbatch` is 1, `zero` is 1 (3 where only dp_shard is
+    pinned, 0 where replicas share no state), `schedule` follows from `interleave`.
+
+    Raises:
+        LayoutError: the degrees do not multiply to the devices, no batch is known, or state is to
+            be split over replicas that keep it whole.
+    """
+    batch = pins.global_batch or global_batch
+    if batch is None:
+        raise LayoutError("no global batch: add global_batch=N (sequences) to --fix")
+    degrees = _degrees(pins, devices)
+    replicas, shards = degrees[REPLICATE], degrees[SHARD]
+    whole = replicas > 1 and shards * degrees[CONTEXT] == 1
+    if whole and (pins.zero or 0) > 0:
+        raise LayoutError(
+            f"zero={pins.zero} splits state over dp_shard, but dp_replicate={replicas} leaves "
+            f"dp_shard=1 of {devices} devices, so nothing is split: dp_shard={replicas} in "
+            "its place shards, zero=0 replicates"
+        )
+    usual_zero = 0 if whole else 1 if degrees[PIPELINE] > 1 or degrees[TENSOR] > 1 else 3
+    interleave = pins.interleave or 1
+    return Layout(
+        global_batch=batch,
+        microbatch=_microbatch(pins, batch, replicas * shards),
+        zero=usual_zero if pins.zero is None else pins.zero,
+        interleave=interleave,
+        schedule=pins.schedule or ("interleaved-1f1b" if interleave > 1 else "1f1b"),
+        recompute=pins.recompute or KEEP_ALL,
+        sequence_parallel=pins.sequence_parallel is not False,
+        etp=pins.etp or 0,
+        uneven=pins.uneven is True,
+        **degrees,
+    )
+
+
+def _degrees(pins: Pins, devices: int) -> dict[str, Any]:
+    degrees = {name: getattr(pins, name) or 1 for name in DEGREES}
+    if pins.dp_shard is None:
+        named = math.prod(degrees[name] for name in _NAMED_FIRST)
+        rest, left = divmod(devices, named)
+        if left or rest == 0:
+            raise LayoutError(
+                f"{' x '.join(f'{name} {degrees[name]}' for name in _NAMED_FIRST)} = {named} does "
+                f"not divide {devices} devices, which they and dp_shard must multiply to"
+            )
+        degrees[SHARD] = rest
+    return degrees
+
+
+def _microbatch(pins: Pins, batch: int, replicas: int) -> int:
+    """Samples of one microbatch."""
+    if pins.microbatches is None:
+        return pins.microbatch or 1
+    implied, left = divmod(batch, replicas * pins.microbatches)
+    if left or pins.microbatch not in (None, implied):
+        raise LayoutError(
+            f"global batch {batch} is not dp {replicas} x microbatches {pins.microbatches}"
+            f" x microbatch {pins.microbatch or '(a whole number)'}"
+        )
+    return implied
+
+
+def default_batch(pins: Pins, devices: int) -> int:
+    """Sequences of a step that nothing says: four microbatches on each device, or as pinned."""
+    tp, cp, pp = pins.tp or 1, pins.cp or 1, pins.pp or 1
+    replicas = max(1, devices // (tp * cp * pp))
+    return replicas * (pins.microbatch or 1) * (pins.microbatches or 4 * pp)
