@@ -35,7 +35,7 @@ from autopar.planner.family.graph.model import LAYER
 from autopar.planner.family.layouts import footprint_of, work_for
 from autopar.planner.family.legal import check_layout
 from autopar.planner.family.pins import completed, parse_pins
-from autopar.pricing.pipeline import CutModel
+from autopar.pricing.cut_model import CutModel
 from autopar.pricing.prices import PICOSECONDS
 from benchmarks.figures import Target, show
 
@@ -144,7 +144,7 @@ def by_planner(case: Case) -> tuple[dict[str, float], dict[str, float]]:
     again_s = unit.forward_s * x.recompute.runs_again
     again_s += unit.moved_again_s * (x.recompute.policy == FULL)
     time, held = made.time, made.memory
-    reduced = time.data_communication_s if x.pp > 1 else 0.0
+    reduced = made.reduce_s if x.pp > 1 else 0.0
     seconds = {
         "step": time.total_s,
         "products": each * (body["matmul"] - fixed_s),

@@ -80,7 +80,8 @@ def read_run(row: Row, knowledge: Knowledge = "declared", without: Collection[in
     precision = row["precision"] or "bf16"
     if not row["recompute"]:
         layout = that_fits(arch, layout, software, precision, device)
-    if not (row["micro_batch"] or "TPU" in row["device"]) and row["global_batch"]:
+    stated = row["micro_batch"] or "local batch size" in row["notes"]
+    if not (stated or "TPU" in row["device"]) and row["global_batch"]:
         layout = likely_microbatch(arch, layout, software, precision, device)
     cluster = _cluster(row, device, max(layout.device_count, _int(row, "num_devices") or 1))
     measured_s, metric = _measured(row, arch, layout, device.peak("bf16"))
@@ -212,6 +213,9 @@ def _layout(row: Row, arch: Arch) -> Layout:
     tokens = re.search(r"(\d+)k tokens (?:per|/) ?device", row["notes"])
     if micro is None and batch is None and tokens:
         micro = max(1, int(tokens.group(1)) * 1024 // arch.seq)
+    local = re.search(r"local batch size (\d+) per DP rank", row["notes"])
+    if micro is None and local:  # as many microbatches as pipeline ranks, unless it says so
+        micro = max(1, int(local.group(1)) // pp)
     if micro is None:
         is_tpu = "TPU" in row["device"]
         micro = max(1, round(batch / dp)) if is_tpu and batch else 1
@@ -227,6 +231,9 @@ def _layout(row: Row, arch: Arch) -> Layout:
     zero = 1
     if re.search(r"FSDP(?!=0)|ZeRO-3|Zero-3", zero_text, re.I) and "FSDP=0" not in zero_text:
         zero = 2 if "GRAD_OP" in zero_text else 3
+        # Parameters stay gathered from pass to pass, gradients whole until the last.
+        if pp > 1 and "FSDP2" in zero_text:
+            zero = 1
     elif "ZeRO-2" in zero_text:
         zero = 2
     elif re.search(r"ZeRO-0|^DDP$", zero_text):

@@ -9,12 +9,13 @@ has lost to this process, context and communication library included.
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass, fields, replace
 
 from autopar.cost_models.bands import memory_band
 from autopar.cost_models.constants import constant
 from autopar.cost_models.family import Arch
-from autopar.cost_models.layer_figures import Saved
+from autopar.cost_models.layer_figures import Kept, Saved
 from autopar.cost_models.pipeline_time import pipeline_of
 from autopar.cost_models.precision import is_narrow, stream_bytes
 from autopar.cost_models.software import Software
@@ -27,7 +28,7 @@ STATE_BYTES = {
     "megatron": (2, 4, 12),
     "deepspeed": (2, 2, 16),
     "deepspeed_bf16": (2, 6, 12),
-    "hybrid_zero": (2, 2, 18),
+    "hybrid_zero": (2, 2, 22),
     "fsdp": (4, 4, 8),
     "bf16": (2, 2, 12),
 }
@@ -91,13 +92,12 @@ def footprint(
     arch: Arch,
     layout: Layout,
     software: Software,
-    precision: str = "bf16",
-    kept: Saved | None = None,
+    precision: str,
+    kept: Kept,
 ) -> Footprint:
     """The footprint of the fullest pipeline rank.
 
-    precision: what matrix products read. kept: by a layer that recomputes nothing; None: by the
-    formulas.
+    precision: what matrix products read. kept: by a layer that recomputes nothing.
     """
     pipeline = pipeline_of(layout, arch.layers)
     held, layers = pipeline.held_layers(), pipeline.rank_layers()
@@ -117,8 +117,8 @@ def rank_footprint(
     layout: Layout,
     software: Software,
     rank: int,
-    precision: str = "bf16",
-    kept: Saved | None = None,
+    precision: str,
+    kept: Kept,
 ) -> Footprint:
     """The footprint of one rank, with the layers in flight that its schedule gives it."""
     x = layout
@@ -141,8 +141,12 @@ def rank_footprint(
     if x.recompute.runs_again:
         plain = replace(x, recompute=KEEP_ALL)
         again = saved_bytes(arch, plain, software, share, precision, kept) - saved
-    activations = saved * pipeline.held_layers()[rank]
+    held = pipeline.held_layers()[rank]
+    activations = saved * held
     tokens = x.microbatch * arch.seq / x.cp
+    if software.states.startswith("deepspeed") and x.pp > 1:
+        # Its pipeline keeps what each stage gave until its gradient is back (`pipe_buffers`).
+        activations += stream_bytes(precision) * tokens * arch.hidden * held / layers
     logits = tokens * arch.vocab / x.tp * LOGIT_BYTES[software.loss] * has_head
     element = stream_bytes(precision)
     grad_working = arch.ffn * (2 if arch.gated else 1) / x.tp + 4 * arch.hidden
@@ -167,8 +171,8 @@ def rank_footprint(
     if software.memory == "device":
         groups = sum(size > 1 for size in (x.tp, x.pp, x.cp, x.ep, x.etp, x.dp))
         beyond = constant("context_bytes") + groups * constant("communicator_bytes")
-    held = (*states, activations, working, gathered, workspace, reserve, beyond)
-    return Footprint(*held, rank, moment)
+    parts = (*states, activations, working, gathered, workspace, reserve, beyond)
+    return Footprint(*parts, rank, moment)
 
 
 def _states(
@@ -189,8 +193,10 @@ def _states(
     held = shard if split.parameters else whole
     parameters = weight * held
     if software.states == "fsdp" and wide == 2 and not split.parameters:
-        # Products read a 16-bit copy; with zero 2 that alone is whole, gathered once a step.
-        parameters = 2 * whole + weight * (shard if split.gradients else whole)
+        # Products read a 16-bit copy, which alone is whole, gathered once a step.
+        # Under pipelines FSDP2 gathers once and reduces once, and what is stored is split.
+        stored = shard if split.gradients or (split.optimizer and x.pp > 1) else whole
+        parameters = 2 * whole + weight * stored
     gradients = gradient * (shard if split.gradients else whole)
     optimizer = rest * (shard if split.optimizer else whole)
     if x.offloads:
@@ -213,9 +219,9 @@ def saved_bytes(
     arch: Arch,
     layout: Layout,
     software: Software,
-    share: float = 0.0,
-    precision: str = "bf16",
-    kept: Saved | None = None,
+    share: float,
+    precision: str,
+    kept: Kept,
 ) -> float:
     """Activation bytes that one layer saves for backward, one microbatch, on one rank.
 
@@ -225,58 +231,46 @@ def saved_bytes(
     x = layout
     tokens = x.microbatch * arch.seq / x.cp
     sp = x.tp if x.sequence_parallel else 1
-    layer_input = 2 * arch.hidden / sp
     wider = stream_bytes(precision) / 2
     if x.recompute.policy == FULL:
         plain = replace(x, recompute=KEEP_ALL)
+        again = wider * tokens * 2 * arch.hidden / sp * x.recompute.share
         rest = 1 - x.recompute.share
-        again = wider * tokens * layer_input * x.recompute.share
         return again + rest * saved_bytes(arch, plain, software, share, precision, kept)
-    operand = 1 if is_narrow(precision) else 2
     dropped = dropped_modules(x)
     ops = bool(dropped) and not x.recompute.modules and software.selective == "ops"
+    operand = 1 if is_narrow(precision) else 2
     scores = 0.0
     if software.attention == "unfused" and "core_attn" not in dropped:
         scores = arch.heads * arch.seq / x.tp * (5 if software.dropout else 4)
     wide_norms = 8 * arch.hidden / sp if software.style == "eager" else 0.0
-    if kept is not None:
-        half, narrow = 0.5 if ops else 1.0, operand / 2
-        total = half * (kept.inputs + kept.heads) + narrow * kept.mixed
-        total += narrow * kept.norms * ("layernorm" not in dropped)
-        if "mlp" not in dropped:
-            total += half * kept.before + narrow * kept.after * ("moe_act" not in dropped)
-        return total + wider * tokens * (scores + wide_norms)
-    norms = (1 if ops else 2) * layer_input
-    if "layernorm" not in dropped:
-        norms += operand * arch.hidden / sp * 2
-    if software.dropout:
-        norms += 2 * arch.hidden / sp
-    norms += wide_norms
-    heads = 2 * (arch.heads * arch.dim + 2 * arch.kv_heads * arch.dim) * (0.5 if ops else 1.0)
-    if arch.latent is not None:
-        heads += 2 * arch.heads * arch.dim
-    if "mla_up_proj" in dropped:
-        heads = 0.0
-    heads = (heads + operand * arch.heads * arch.value_dim + 4 * arch.heads) / x.tp
-    if arch.latent is not None:
-        heads += 2 * (arch.latent.kv_rank + arch.latent.q_rank)
-    per_width = 2.0 * (2 if arch.gated else 1) * (0.5 if ops else 1.0)
-    if "moe_act" not in dropped:
-        per_width += operand
-    if software.style == "eager" and arch.gated:
-        per_width += 2
-    mlp = 0.0
-    if "mlp" not in dropped:
-        mlp = per_width * (arch.dense_ffn or arch.ffn) / x.tp * (1 - share)
+    total = wider * tokens * (scores + wide_norms)
+    layers = ((kept.plain, 1 - share, {"mlp"}), (kept.routed, share, {"moe", "shared_experts"}))
+    for saved, part, modules in layers:
+        if saved is not None:
+            own = saved.every_second if ops else _kept_bytes(saved, modules, dropped, operand / 2)
+            total += part * own
     if share and "moe" not in dropped:
-        if "shared_experts" not in dropped:
-            mlp += share * per_width * arch.ffn * arch.shared_experts / x.tp
         # Ranks that split an expert gather its tokens, and hold their share of its width.
         gathered = x.expert_tp if x.sequence_parallel else 1
+        per_width = 2.0 * (2 if arch.gated else 1) * (0.5 if ops else 1.0)
+        per_width += operand * ("moe_act" not in dropped)
+        per_width += 2 * (software.style == "eager" and arch.gated)
         width = arch.ffn / x.expert_tp
         routed = arch.top_k / sp * gathered * (per_width * width + 2 * 2 * arch.hidden)
-        mlp += share * routed * software.imbalance
-    return wider * tokens * (norms + heads + scores + mlp)
+        total += wider * tokens * share * routed * software.imbalance
+    return total
+
+
+def _kept_bytes(saved: Saved, modules: Set[str], dropped: Set[str], narrow: float) -> float:
+    """Of a layer whose MLP goes by these names. narrow: bytes of a product's operand over those of
+    the stream."""
+    total = saved.inputs + narrow * saved.mixed
+    total += saved.heads * ("mla_up_proj" not in dropped)
+    total += narrow * saved.norms * ("layernorm" not in dropped)
+    if not modules & dropped:
+        total += saved.before + narrow * saved.after * ("moe_act" not in dropped)
+    return total
 
 
 def dropped_modules(layout: Layout) -> frozenset[str]:

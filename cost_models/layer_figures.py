@@ -1,25 +1,25 @@
 """What one layer does on one tensor-parallel rank, before any rate: the part of a step that follows
-from the model alone. Figures of routed experts are not in it.
-
-`by_formulas` is for all of the family; dense models have them from their graph
-(`autopar.planner.family.graph_figures`).
+from the model alone, as its graph has it (`autopar.planner.family.graph_figures`). Of routed
+experts it has the traffic of their activations alone.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import TypeVar
 
 from autopar.cost_models.collectives import Kind
 from autopar.cost_models.family import Arch
-from autopar.cost_models.layer_products import Product, split_product
+from autopar.cost_models.layer_products import Product
 from autopar.cost_models.recompute import Traffic
-from autopar.cost_models.software import Software
-from autopar.nouns.layout import Layout
+from autopar.nouns.style import Style
 
-# Backward traffic over forward's, as graphs of the family have it: a norm reads its input, the
-# gradient that comes and writes the one that goes, an addition hands its on; an activation reads
-# what its two operands were, and fused, makes again what lies between them.
-HIDDEN_BACKWARD = 1.2
+Moved = tuple[Kind, float, float]
+"""A collective: what it is, the bytes of its full-size side, how often a layer has it."""
+
+# Backward traffic of an activation over forward's, as graphs of the family have it: it reads what
+# its two operands were, and fused, makes again what lies between them.
 ACTIVATION_BACKWARD = {"eager": 1.6, "compiled": 1.67}
 
 # Edge of the keys' tiles of an attention kernel.
@@ -32,7 +32,8 @@ class Saved:
 
     inputs: of norms, and masks of dropout. norms, mixed, after: what products read: results of
     norms, of attention, of the MLP's activation. heads: queries, keys and values as attention takes
-    them, and a sum for each of its rows. before: what the activation is made of.
+    them, and a sum for each of its rows. before: what the activation is made of. every_second: all
+    that is kept where every second product runs again.
     """
 
     inputs: float
@@ -41,6 +42,7 @@ class Saved:
     mixed: float
     before: float
     after: float
+    every_second: float
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ class LayerFigures:
 
     attention_flops: forward. traffic: forward; traffic_back: bytes of all of it in backward.
     moved: collectives over the tensor-parallel ranks, forward; backward has as much.
-    saved: None where formulas say it (`autopar.cost_models.footprint.saved_bytes`).
+    saved: what it keeps for backward.
     parameters: of the layer. table: of the table of tokens, or of the head. head: its product.
     """
 
@@ -57,73 +59,80 @@ class LayerFigures:
     attention_flops: float
     traffic: Traffic
     traffic_back: float
-    moved: tuple[tuple[Kind, float], ...]
+    moved: tuple[Moved, ...]
     parameters: float
     table: float
     head: Product
-    saved: Saved | None = None
+    saved: Saved
+
+    def over(self, ways: int) -> LayerFigures:
+        """With the tokens of each sample on so many ranks, whose work under a mask is balanced."""
+        if ways == 1:
+            return self
+        return replace(
+            self,
+            products=tuple(replace(p, rows=p.rows / ways) for p in self.products),
+            attention_flops=self.attention_flops / ways,
+            traffic=scaled(self.traffic, 1 / ways),
+            traffic_back=self.traffic_back / ways,
+            moved=tuple((kind, size / ways, times) for kind, size, times in self.moved),
+            head=replace(self.head, rows=self.head.rows / ways),
+            saved=scaled(self.saved, 1 / ways),
+        )
+
+    def beside(self, forward: float, back: float) -> LayerFigures:
+        """With so many bytes of activations more."""
+        traffic = replace(self.traffic, activation=self.traffic.activation + forward)
+        return replace(self, traffic=traffic, traffic_back=self.traffic_back + back)
 
 
-def by_formulas(arch: Arch, layout: Layout, software: Software, element_bytes: int) -> LayerFigures:
-    """Of an average layer."""
-    x = layout
-    tokens = x.microbatch * arch.seq / x.cp
-    share = arch.moe_layers / arch.layers
-    matrices = [(m, 1.0) for m in arch.attention]
-    matrices += [(m, 1 - share) for m in arch.dense_mlp if share < 1]
-    matrices += [(m, share) for m in arch.shared_mlp if share > 0]
-    attended = _attended(arch, software)
-    traffic = _traffic(arch, x, tokens, software, element_bytes)
-    hidden_bytes = tokens * arch.hidden * element_bytes
-    once: tuple[Kind, ...] = ("all_reduce",)
-    if x.sequence_parallel:
-        once = ("all_gather", "reduce_scatter")
+@dataclass(frozen=True)
+class Kept:
+    """What a layer keeps of one microbatch for backward: with one MLP, and with experts, without
+    what routed tokens leave. None: no layer is so."""
+
+    plain: Saved | None
+    routed: Saved | None
+
+
+def mean(layers: Sequence[tuple[LayerFigures, float]]) -> LayerFigures:
+    """Of kinds of layers, each with its share of them."""
+    first = layers[0][0]
     return LayerFigures(
-        products=tuple(split_product(m, x.tp, tokens, times) for m, times in matrices),
-        attention_flops=2 * tokens * attended * arch.heads * (arch.dim + arch.value_dim) / x.tp,
-        traffic=traffic,
-        traffic_back=HIDDEN_BACKWARD * traffic.hidden
-        + traffic.heads
-        + ACTIVATION_BACKWARD[software.style] * traffic.activation,
-        moved=tuple((kind, hidden_bytes) for kind in 2 * once) if x.tp > 1 else (),
-        parameters=arch.layer_parameters[0] / x.tp,
-        table=arch.vocab * arch.hidden / x.tp,
-        head=Product(tokens, arch.vocab / x.tp, arch.hidden),
+        tuple(replace(p, times=p.times * w) for one, w in layers for p in one.products),
+        sum(w * one.attention_flops for one, w in layers),
+        added(scaled(one.traffic, w) for one, w in layers),
+        sum(w * one.traffic_back for one, w in layers),
+        tuple((kind, size, w * times) for one, w in layers for kind, size, times in one.moved),
+        sum(w * one.parameters for one, w in layers),
+        first.table,
+        first.head,
+        added(scaled(one.saved, w) for one, w in layers),
     )
 
 
-def _attended(arch: Arch, software: Software) -> float:
-    """Keys that a kernel multiplies each query with, averaged over layers."""
-    whole = arch.seq * (0.5 if arch.causal and software.attention != "unfused" else 1.0)
-    seen = min(whole, arch.window + KEY_TILE) if arch.window else whole
-    return (arch.windowed_layers * seen + (arch.layers - arch.windowed_layers) * whole) / (
-        arch.layers
-    )
+Sizes = TypeVar("Sizes", Saved, Traffic)
 
 
-def _traffic(
-    arch: Arch, layout: Layout, tokens: float, software: Software, element_bytes: int
-) -> Traffic:
-    """Forward traffic of norms, residuals, rotary, activations of one layer.
+def scaled(sizes: Sizes, by: float) -> Sizes:
+    return replace(sizes, **{f.name: by * getattr(sizes, f.name) for f in fields(sizes)})
+
+
+def added(every: Iterable[Sizes]) -> Sizes:
+    first, *others = every
+    names = [f.name for f in fields(first)]
+    return replace(first, **{n: sum(getattr(s, n) for s in (first, *others)) for n in names})
+
+
+def routed_traffic(
+    arch: Arch, tokens: float, tp: int, style: Style, element_bytes: int, imbalance: float
+) -> tuple[float, float]:
+    """(forward, backward) bytes of the activations of an average layer's routed tokens.
 
     A gated activation reads gate and up and writes their product; eager writes and reads what
-    comes of the gate between. Kernels that join a residual to the norm after it are not counted.
+    comes of the gate between.
     """
-    sp = layout.tp if layout.sequence_parallel else 1
-    passes = (5 if software.style == "eager" else 3) if arch.gated else 2
-    share = arch.moe_layers / arch.layers
-    width = arch.ffn * (arch.shared_experts + arch.top_k * software.imbalance) * share
-    width += (arch.dense_ffn or arch.ffn) * (1 - share)
-    return Traffic(
-        hidden=element_bytes * tokens * arch.hidden * (16 if software.dropout else 10) / sp,
-        heads=element_bytes * tokens * _rotated(arch) / layout.tp,
-        activation=element_bytes * tokens * width * passes / layout.tp,
-    )
-
-
-def _rotated(arch: Arch) -> float:
-    """Elements of one token that rotary embedding reads and writes."""
-    if arch.latent is None:
-        return 0.0 if arch.positions else 2.0 * (arch.heads + arch.kv_heads) * arch.dim
-    # Queries turn in place; keys are put together from a part of each head and one shared part.
-    return arch.heads * (2.0 * arch.latent.rope_dim + 2 * arch.dim - arch.latent.rope_dim)
+    passes = (5 if style == "eager" else 3) if arch.gated else 2
+    width = arch.ffn * arch.top_k * imbalance * arch.moe_layers / arch.layers
+    size = element_bytes * tokens * width * passes / tp
+    return size, ACTIVATION_BACKWARD[style] * size

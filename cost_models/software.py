@@ -70,7 +70,8 @@ class Software:
     megatron: bf16 parameters, fp32 gradients, fp32 master and moments; fsdp: fp32 parameters,
     gradients and moments, gathered in bf16; deepspeed: 16-bit parameters and gradients, fp32
     master, moments and a gradient shard; deepspeed_bf16: whole fp32 gradients beside 16-bit ones;
-    hybrid_zero: flattened 16-bit and fp32 copies of the shard's gradients too; bf16: bf16
+    hybrid_zero: flattened 16-bit and fp32 copies of the shard's gradients too, and the
+    roots of second moments that PyTorch's AdamW makes for all parameters at once; bf16: bf16
     parameters and gradients, fp32 moments and master.
     """
     memory: MemoryDefinition = "allocated"

@@ -17,7 +17,7 @@ import numpy as np
 
 from autopar.cost_models.collectives import AxisGroup
 from autopar.cost_models.family import Arch
-from autopar.cost_models.layer_figures import LayerFigures, by_formulas
+from autopar.cost_models.layer_figures import LayerFigures
 from autopar.cost_models.layer_products import Product, Products, split_product
 from autopar.cost_models.layout_collectives import LayoutCollectives
 from autopar.cost_models.pipeline_time import Pipeline, pipeline_of
@@ -138,16 +138,17 @@ def work_of(
     cluster: Cluster,
     software: Software,
     precision: str = "bf16",
-    figures: LayerFigures | None = None,
+    *,
+    figures: LayerFigures,
 ) -> Work:
     """The work of the busiest rank.
 
-    precision: what matrix products compute in. figures: of a layer; None: by the formulas.
+    precision: what matrix products compute in. figures: of an average layer.
     """
     x = layout
     tokens = x.microbatch * arch.seq / x.cp
     wire = stream_bytes(precision)  # of an activation or gathered parameter
-    layer = figures or by_formulas(arch, x, software, wire)
+    layer = figures
     dense = Products(layer.products)
     share = arch.moe_layers / arch.layers
     routed_products: list[Product] = []
@@ -171,9 +172,7 @@ def work_of(
         cast_elements = 0.0
     comm = LayoutCollectives(cluster, x, software, wire)
     hidden_bytes = tokens * arch.hidden * wire
-    tp_s = sum(comm.over(kind, size, AxisGroup(x.tp)) for kind, size in layer.moved)
-    if arch.is_moe and x.tp > 1 and x.sequence_parallel:
-        tp_s *= 1 - share / 2 * (0 if arch.shared_experts else 1)
+    tp_s = sum(n * comm.over(kind, size, AxisGroup(x.tp)) for kind, size, n in layer.moved)
     kv_bytes = 2 * tokens * arch.kv_heads * arch.dim / min(x.tp, arch.kv_heads) * wire
     cp_s = comm.context(kv_bytes)
     routed_bytes = routed_tokens * arch.hidden * wire

@@ -22,24 +22,6 @@ CONTEXT_BYTES = {"gpu": 1_500_000_000, "tpu": 300_000_000, "cpu": 350_000_000}
 no profile says how much a training process of the device holds; on a CPU that is the process."""
 
 
-def step_memory(
-    summary: Summary, state: StateSharding, recompute: Recompute, device: Device
-) -> Memory:
-    """Predicted peak of the worst moment of a step, bytes."""
-    parameters, gradients, optimizer, host = _state_bytes(summary, state)
-    if summary.xla is None:
-        activations = summary.life(recompute).peak + _cast_bytes(summary, state, recompute)
-        gathered = _gathered_bytes(summary, state)
-    else:
-        bodies = [(body.trained, summary.copies[n]) for n, body in summary.bodies.items()]
-        moments = xla_moments(summary.xla, recompute, state, summary.root.trained, bodies)
-        gradients = min(gradients, max(moments.values()))  # not all are there at each of them
-        activations = max(moments.values()) - gradients + summary.xla.batch
-        gathered = 0
-    parts = (parameters, gradients, optimizer, activations)
-    return _with_overhead(parts, gathered, summary.packages, device, host)
-
-
 @dataclass(frozen=True, slots=True)
 class StageBytes:
     """Of one stage of a pipeline. ``saved``: what it keeps of each microbatch for backward;
@@ -61,16 +43,37 @@ class StageBytes:
 
 def stage_bytes(summary: Summary, state: StateSharding, recompute: Recompute) -> StageBytes:
     """What a stage holds; ``summary`` is of that stage alone."""
-    life = summary.life(recompute)
+    parameters, gradients, optimizer, host = _state_bytes(summary, state)
+    if summary.xla is None:
+        life = summary.life(recompute)
+        saved, passing = life.saved, life.peak - life.saved
+        casts, gathered = _cast_bytes(summary, state, recompute), _gathered_bytes(summary, state)
+    else:
+        bodies = [(body.trained, summary.copies[n]) for n, body in summary.bodies.items()]
+        moments = xla_moments(summary.xla, recompute, state, summary.root.trained, bodies)
+        gradients = min(gradients, max(moments.values()))  # not all are there at each of them
+        saved, passing = 0, max(moments.values()) - gradients + summary.xla.batch
+        casts = gathered = 0
     return StageBytes(
-        *_state_bytes(summary, state),
-        life.saved,
-        life.peak - life.saved,
-        _cast_bytes(summary, state, recompute),
-        _gathered_bytes(summary, state),
+        parameters,
+        gradients,
+        optimizer,
+        host,
+        saved,
+        passing,
+        casts,
+        gathered,
         summary.packages,
         CHUNKS * chunk_bytes(state.optimizer) if state.offloads else 0,
     )
+
+
+def step_memory(
+    summary: Summary, state: StateSharding, recompute: Recompute, device: Device
+) -> Memory:
+    """The peak of a step where the model is one stage."""
+    held = stage_bytes(summary, state, recompute)
+    return rank_memory([held], held.saved, device)
 
 
 def rank_memory(stages: Sequence[StageBytes], held_bytes: int, device: Device) -> Memory:

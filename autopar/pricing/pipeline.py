@@ -1,7 +1,7 @@
 """The price of a model cut into stages: time of a step and memory of every rank.
 
-One object serves every cut, schedule and layout of state of one lowered graph. Stages of equal ops,
-as runs of as many blocks, are summed up once, wherever they stand.
+One object serves every cut, schedule and layout of state of one lowered graph. A model that is one
+stage is a pipeline of one rank.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from autopar.lowering.spread import Lowered
-from autopar.lowering.stages import CutError, StagePart, stage_parts, updated_buffers
+from autopar.lowering.stages import CutError
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.plan import Memory, Plan, Stage
 from autopar.nouns.recompute import Recompute
@@ -25,174 +25,16 @@ from autopar.pipeline.clock import Clock, Times, first_forwards
 from autopar.pipeline.play import Costs, Timeline, play
 from autopar.pipeline.schedules.of_plan import schedule_of
 from autopar.pipeline.schedules.one_way import one_f_one_b
-from autopar.pricing.links import links
+from autopar.pricing.cut_model import CutModel, Signature
 from autopar.pricing.memory import StageBytes, rank_memory, stage_bytes
 from autopar.pricing.prices import Prices
-from autopar.pricing.runs import KEPT, Table, runs_of_kinds
-from autopar.pricing.sends import Ends, Flow, Order, Sends, Sent, flows
-from autopar.pricing.simulation import (
-    StageTime,
-    StepTime,
-    apart_s,
-    stage_time,
-    sums_s,
-)
+from autopar.pricing.runs import Table, runs_of_kinds
+from autopar.pricing.sends import Ends, Order, Sends, Sent
+from autopar.pricing.stage_time import StageTime, stage_time
 from autopar.pricing.state import StateSharding
-from autopar.pricing.summary import Summary, summarise
+from autopar.pricing.step_time import StepTime, rank_times, step_time, sums_s
+from autopar.pricing.summary import Summary
 from autopar.rules.fusion import ALONE
-
-Signature = tuple[bool, bytes]
-"""Whether a run starts the model, and the kinds of its units."""
-
-
-@dataclass(slots=True)
-class CutModel:
-    """A lowered graph as units between which it may be cut; parts and summaries are kept.
-
-    units: first ops of the smallest parts that stages are made of.
-    kinds: equal numbers for units of equal ops, equal resharding, and as far behind the unit that
-           has the same parameters.
-    ties:  (unit, the next one that calls the same instance of a block).
-
-    One may be had for every view of a cluster (`on`); they share what prices do not change.
-    """
-
-    lowered: Lowered
-    summary: Summary
-    prices: Prices
-    framework: str
-    units: tuple[str, ...] = ()
-    kinds: tuple[int, ...] = ()
-    ties: tuple[tuple[int, int], ...] = ()
-    flows: tuple[Flow, ...] = ()
-    _kinds: bytes = b""
-    _parts: dict[tuple[int, int], StagePart] = field(default_factory=dict)
-    _summaries: dict[Signature, Summary] = field(default_factory=dict)
-    _views: dict[Cluster, CutModel] = field(default_factory=dict)
-    _sends: dict[tuple[Cluster, int, int], Sends] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if not self.units:
-            self.units = cut_points(self.lowered)
-            self.ties = _ties(self.lowered, self.units)
-            self.kinds = _kinds(self.lowered, self.units, self.ties)
-            self._kinds = np.array(self.kinds, dtype=np.int32).tobytes()
-            self.flows = flows(self.lowered, self.units)
-
-    def on(self, view: Cluster) -> CutModel:
-        """The same on other devices, or with other links."""
-        if view == self.prices.cluster:
-            return self
-        if view not in self._views:
-            known = self.prices
-            prices = Prices(view, known.mesh, known.precision, known.fusion)
-            summary = summarise(self.lowered, prices, self.framework)
-            self._views[view] = replace(
-                self, summary=summary, prices=prices, _summaries={}, _views={}
-            )
-        return self._views[view]
-
-    def sends(self, cluster: Cluster, pp: int, apart: int) -> Sends:
-        """Between stages of so many pipeline ranks, each so many devices from the next."""
-        key = cluster, pp, apart
-        if key not in self._sends:
-            self._sends[key] = Sends(self.flows, len(self.units), links(cluster, pp, apart))
-        return self._sends[key]
-
-    def part(self, first: int, end: int) -> StagePart:
-        """Units ``first`` to ``end - 1`` as a stage."""
-        if (first, end) not in self._parts:
-            starts = [i for i in (first, end) if 0 < i < len(self.units)]
-            stages = [Stage(), *(Stage(first=self.units[i]) for i in starts)]
-            self._parts[first, end] = stage_parts(self.lowered, stages)[1 if first else 0]
-        return self._parts[first, end]
-
-    def signature(self, first: int, end: int) -> Signature:
-        """Equal for stages that cost the same: calls of equal blocks with equal resharding."""
-        return first == 0, self._kinds[4 * first : 4 * end]
-
-    def stage_summary(self, first: int, end: int) -> Summary:
-        key = self.signature(first, end)
-        if key not in self._summaries:
-            part = self.part(first, end)
-            self._summaries[key] = summarise(
-                part.lowered, self.prices, self.framework, self.summary
-            )
-        return self._summaries[key]
-
-
-def cut_points(lowered: Lowered) -> tuple[str, ...]:
-    """First ops of the units: the graph's first, blocks, and ops with parameters.
-
-    Every unit makes something that has a gradient: constants alone are no stage. A buffer that the
-    forward updates is of one unit.
-    """
-    tensors = lowered.graph.tensors
-    points = [lowered.ops[0].op.name]
-    trains = False
-    together = _together(lowered)
-    for place, op in enumerate(lowered.ops):
-        reads = any(tensors[n].role == "parameter" for n in op.op.inputs)
-        flows = any(tensors[n].differentiable for n in op.op.outputs)
-        cuts = not any(first < place <= last for first, last in together)
-        if cuts and trains and flows and (op.op.kind == "block" or reads):
-            points.append(op.op.name)
-        trains = trains or flows
-    return tuple(points)
-
-
-def _together(lowered: Lowered) -> list[tuple[int, int]]:
-    """First and last op that read a buffer which the forward updates, where they are several; a
-    layer that updates its own may be called several times."""
-    places: dict[str, list[int]] = {}
-    updated = updated_buffers(op.op for op in lowered.ops)
-    bodies = {
-        name: bool(updated_buffers(op.op for op in block.ops))
-        for name, block in lowered.blocks.items()
-    }
-    for place, op in enumerate(lowered.ops):
-        held = updated.intersection(op.op.inputs)
-        if op.op.kind == "block" and bodies[op.op.attrs["block"]]:
-            held.add(op.op.attrs["instance"])  # with the buffers of its own
-        for name in held:
-            places.setdefault(name, []).append(place)
-    return [(held[0], held[-1]) for held in places.values() if held[-1] > held[0]]
-
-
-def _ties(lowered: Lowered, units: Sequence[str]) -> tuple[tuple[int, int], ...]:
-    starts = {name: i for i, name in enumerate(units)}
-    last: dict[str, int] = {}
-    ties = []
-    for op in lowered.ops:
-        if op.op.kind == "block" and op.op.name in starts:
-            unit, instance = starts[op.op.name], op.op.attrs["instance"]
-            if instance in last:
-                ties.append((last[instance], unit))
-            last[instance] = unit
-    return tuple(ties)
-
-
-def _kinds(
-    lowered: Lowered, units: Sequence[str], ties: Sequence[tuple[int, int]]
-) -> tuple[int, ...]:
-    """Of each unit a number for what its ops are, how what they read and give is resharded, and how
-    far before it the same parameters stand. Where that is farther than in every run that a longer
-    one is told from (`runs.KEPT`), units are alike only in a pattern that repeats them too."""
-    starts = {name: i for i, name in enumerate(units)}
-    instances = {op.op.name: op.op.attrs.get("instance") for op in lowered.ops}
-    of_unit: list[list[object]] = [[] for _ in units]
-    for before, unit in ties:
-        instance = instances[units[unit]] if unit - before >= KEPT else ""
-        of_unit[unit].append((unit - before, instance))
-    unit = 0
-    for op in lowered.ops:
-        unit = starts.get(op.op.name, unit)
-        called = op.op.name if op.bound else f"block {op.op.attrs['block']}"
-        moved = tuple(operand.steps for operand in op.operands)
-        given = tuple(lowered.tensors[name].steps for name in op.op.outputs)
-        of_unit[unit].append((called, moved, given))
-    numbers: dict[tuple[object, ...], int] = {}
-    return tuple(numbers.setdefault(tuple(ops), len(numbers)) for ops in of_unit)
 
 
 class Figure(IntEnum):
@@ -236,6 +78,11 @@ class PipelinePrices:
     _times: dict[Signature, StageTime] = field(default_factory=dict)
     _figures: dict[Signature, tuple[float, ...]] = field(default_factory=dict)
     _views: dict[Cluster, PipelinePrices] = field(default_factory=dict)
+
+    @property
+    def alone(self) -> bool:
+        """Whether the model is one stage, whose last gradients are reduced beside its backward."""
+        return self.pp == 1
 
     def at(self, stage: int) -> PipelinePrices:
         """The prices of one stage."""
@@ -288,7 +135,9 @@ class PipelinePrices:
         key = self.model.signature(first, end)
         if key not in self._times:
             summary = self.model.stage_summary(first, end)
-            self._times[key] = stage_time(summary, self.state, self.cluster, self.recompute)
+            self._times[key] = stage_time(
+                summary, self.state, self.cluster, self.recompute, self.alone
+            )
         return self._times[key]
 
     @property
@@ -340,7 +189,7 @@ class PipelinePrices:
             time.backward_s,
             time.weights_s if self.splits_backward else 0.0,
             time.reduce_s,
-            time.update_s,
+            time.update_s + time.late_s,
             held.parameters + held.gradients + held.optimizer + held.casts + held.gathered,
             held.saved,
             held.passing,
@@ -355,10 +204,18 @@ class PipelinePrices:
 
     def clocked(self, runs: Sequence[tuple[int, int]], order: Order) -> tuple[float, list[float]]:
         """Seconds of the timeline and of each rank's compute, as `play` has them."""
+        if self.alone:
+            return self._passed(self.time(*runs[0]), order.schedule.microbatches)
         each = [self.at(stage).figures(*run) for stage, run in enumerate(runs)]
         figures = np.array(each).T[..., None]
         _, times = clocked(order, figures, self.sent(runs, order.schedule))
         return float(times.step_s[0]), times.busy_s[:, 0].tolist()
+
+    @staticmethod
+    def _passed(time: StageTime, microbatches: int) -> tuple[float, list[float]]:
+        """One stage has nothing to wait for."""
+        busy_s = time.first_s + microbatches * (time.forward_s + time.backward_s)
+        return busy_s + time.reduce_s, [busy_s]
 
     def bytes_of(self, first: int, end: int) -> StageBytes:
         return stage_bytes(self.model.stage_summary(first, end), self.state, self.recompute)
@@ -366,7 +223,8 @@ class PipelinePrices:
     def memory(self, runs: Sequence[tuple[int, int]], schedule: Schedule) -> list[Memory]:
         """Of every rank."""
         each = [self.at(stage).bytes_of(*run) for stage, run in enumerate(runs)]
-        peaks = held(schedule, lambda stage: each[stage].saved)
+        alone = [each[0].saved]  # one microbatch is in flight
+        peaks = alone if self.alone else held(schedule, lambda stage: each[stage].saved)
         own = [
             [stage for i, stage in enumerate(each) if schedule.ranks[i] == rank]
             for rank in range(len(peaks))
@@ -383,34 +241,14 @@ class PipelinePrices:
         step_s: float,
         busy_s: Sequence[float],
     ) -> StepTime:
-        """A timeline of ``step_s`` in which ranks compute ``busy_s``, then loss and norm of all
-        ranks, the slowest optimizer, and what ranks wait for one another."""
-        own: list[list[StageTime]] = [[] for _ in schedule.lists]
-        for stage, run in enumerate(runs):
-            own[schedule.ranks[stage]].append(self.at(stage).time(*run))
-        update_s = max(sum(time.update_s for time in times) for times in own)
-        passes = schedule.microbatches / len(schedule.routes)
-        busiest_s = max(busy_s)
-        ranks = schedule.ranks
-        met = [passes * sum(time.meetings for time in times) for times in own]
-        for stage, around in schedule.around.items():
-            met[ranks[stage]] += passes * sum(
-                other is not None and ranks[other] != ranks[stage] for other in around
-            )
-        views = map(self.view, range(len(own)))
-        waiting_s = max(map(apart_s, views, met, busy_s))
-        once = sums_s(self.model.summary, self.state, self.cluster, self.pp)
-        summed_s = once.norm_s + once.loss_s
-        return StepTime(
-            total_s=step_s + update_s + waiting_s + summed_s,
-            forward_s=max(sum(time.forward_s for time in times) * passes for times in own),
-            compute_s=busiest_s,
-            model_communication_s=summed_s,
-            data_communication_s=max(sum(time.reduce_s for time in times) for times in own),
-            exposed_s=step_s - busiest_s,
-            waiting_s=waiting_s,
-            optimizer_s=update_s,
-        )
+        """A timeline of ``step_s`` in which ranks compute ``busy_s``, and what all do once."""
+        times = [self.at(stage).time(*run) for stage, run in enumerate(runs)]
+        ranks = rank_times(times, schedule)
+        views = [self.view(rank) for rank in range(len(ranks))]
+        (whole,) = times if self.alone else (None,)
+        beside_s = whole.computed_s[1] + whole.inline_s[1] if whole is not None else 0.0
+        once = sums_s(self.model.summary, self.state, self.cluster, self.pp, beside_s)
+        return step_time(ranks, views, step_s, busy_s, once)
 
 
 def clocked(order: Order, figures: Table, sent: Sent) -> tuple[Clock, Times]:

@@ -11,9 +11,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 
 from autopar.lowering.collectives import loss_bytes
-from autopar.lowering.counts import global_counts
+from autopar.lowering.counts import global_counts, label_collectives
 from autopar.lowering.spread import (
-    MICROBATCH,
     SAMPLE_AXES,
     Lowered,
     internal_collectives,
@@ -72,7 +71,6 @@ class Summary:
     """``calls``: the block of each call, in order; ``copies``: parameter sets by block;
     ``bodies``: one call of each, without its parameters where they travel with the root's."""
 
-    microbatches: int
     root: Unit
     bodies: Mapping[str, Unit]
     calls: tuple[str, ...]
@@ -81,6 +79,8 @@ class Summary:
     buffer_bytes: int
     counts: int = 0
     """Losses that are means over the labelled tokens of the batch."""
+    labels_s: float = 0.0
+    """What a microbatch's labels move to be counted."""
     loss_bytes: int = LOSS_BYTES
     packages: frozenset[str] = frozenset()
     """Installed packages that the model's code lies in."""
@@ -149,7 +149,6 @@ def summarise(
             )
             bodies[name] = replace(held, trained={}, frozen={}, deferred={})
     return Summary(
-        microbatches=lowered.mesh.size(MICROBATCH),
         root=root,
         bodies=bodies,
         whole=whole,
@@ -163,6 +162,7 @@ def summarise(
         kept=kept,
         buffer_bytes=_buffer_bytes(lowered),
         counts=global_counts(lowered.graph),
+        labels_s=sum(prices.collective(c) for _, c in label_collectives(lowered)) / PICOSECONDS,
         loss_bytes=loss_bytes(lowered),
         packages=frozenset(_packages(lowered)),
         xla=xla_lives(lowered) if framework == "jax" else None,

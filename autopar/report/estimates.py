@@ -52,17 +52,10 @@ def render(estimate: Estimate) -> str:
     else:
         short = size(estimate.memory.total - estimate.memory_limit_bytes)
         lines.append(f"does not fit: {short} short on {estimate.device.name}; {estimate.advice}")
-    lines.append(f"layers: {priced_by(estimate)}")
+    lines.append("layers: read off the model's graph, op by op")
     origins = summary(family_origins(estimate.device.family))
     lines.append(f"constants of the time: {origins} (cost_models/fitted.yaml)")
     return "\n".join(lines)
-
-
-def priced_by(estimate: Estimate) -> str:
-    """Where the figures of a layer are from."""
-    if estimate.formulas_for:
-        return f"by the older formulas of the family, since no graph says {estimate.formulas_for}"
-    return "read off the model's graph, op by op"
 
 
 def _count(parameters: int) -> str:
@@ -91,7 +84,6 @@ def to_object(estimate: Estimate) -> dict[str, Any]:
         "mfu": estimate.mfu,
         "layout": str(estimate.layout),
         "style": estimate.style,
-        "layers": priced_by(estimate),
         "time_s": {k: float(v) for k, v in asdict(estimate.parts).items()},
         "memory_bytes": {
             **dict(estimate.memory.parts()),

@@ -20,12 +20,11 @@ from autopar.planner.problem.folding import fold
 from autopar.planner.problem.legal import NoStrategy
 from autopar.planner.problem.nodes import Folded, Node
 from autopar.planner.solve.solved import idle_axes
-from autopar.pricing.memory import step_memory
 from autopar.pricing.pipeline import PricedPipeline, price_pipeline
 from autopar.pricing.prices import PICOSECONDS, Prices
-from autopar.pricing.simulation import StepTime, simulate
 from autopar.pricing.state import StateSharding
 from autopar.pricing.state_prices import StatePrices
+from autopar.pricing.step_time import StepTime
 from autopar.pricing.summary import Summary, summarise
 from autopar.report.opened import opened, refuse
 from autopar.report.units import duration
@@ -66,7 +65,7 @@ class Revisited:
             return f"not allowed: {splits_nothing(idle)}"
         lowered = self._lowered(spread)
         summary = summarise(lowered, self.prices, plan.framework)
-        memory, time = _priced(plan, lowered, summary, self.prices, self.sharding, self.cluster)
+        memory, time = _priced(plan, lowered, summary, self.prices, self.cluster)
         if not memory.fits:
             return f"does not fit by {short_text(memory)}"
         time_s = time.total_s
@@ -121,7 +120,7 @@ def revisit(plan: Plan, cluster: Cluster, graph: Graph, batch_dims: Mapping[str,
     )
     lowered = lower(graph, spread, plan.microbatches, cut)
     summary = summarise(lowered, prices, plan.framework)
-    _, time = _priced(plan, lowered, summary, prices, sharding, cluster)
+    _, time = _priced(plan, lowered, summary, prices, cluster)
     # The search of a pipeline takes the traffic of its data axes as hidden.
     exposed = time.exposed_share if len(plan.stages) == 1 else 0.0
     state = StatePrices(cluster, sharding, exposed)
@@ -172,20 +171,14 @@ def _priced(
     lowered: Lowered,
     summary: Summary,
     prices: Prices,
-    sharding: StateSharding,
     cluster: Cluster,
 ) -> tuple[Memory, StepTime]:
     """Of the fullest device, and of a step."""
-    if len(plan.stages) > 1:
-        priced = price_pipeline(plan, lowered, summary, prices, cluster)
-        ranks = priced.prices.memory(priced.runs, priced.schedule)
-        step = priced.prices.step(
-            priced.runs, priced.schedule, priced.timeline.step_s, priced.timeline.busy_s
-        )
-        return max(ranks, key=lambda memory: memory.filled), step
-    (stage,) = plan.stages
-    memory = step_memory(summary, sharding, stage.recompute, cluster.device)
-    return memory, simulate(summary, sharding, cluster, stage.recompute)
+    priced = price_pipeline(plan, lowered, summary, prices, cluster)
+    stages, runs, schedule = priced.prices, priced.runs, priced.schedule
+    ranks = stages.memory(runs, schedule)
+    step = stages.step(runs, schedule, priced.timeline.step_s, priced.timeline.busy_s)
+    return max(ranks, key=lambda memory: memory.filled), step
 
 
 def _choice(folded: Folded, plan: Plan) -> tuple[int, ...] | None:

@@ -43,6 +43,8 @@ def _attention(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]
         most = min(op.attrs.get("window", columns), short)
         seen = (most * (most + 1) / 2 + (short - most) * most) / (rows * columns)
         seen += max(rows - columns, 0) * min(most, columns) / (rows * columns)
+    elif "window" in op.attrs:
+        seen = min(op.attrs["window"], columns) / columns
     space = ("b", "g", "s", "t") if shared == 1 else ("b", "g", "r", "s", "t")
     heads_kept = ("g",) if shared == 1 else ("g", "r")
     return Rule(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import partial
 
@@ -64,10 +65,11 @@ def attention(
     """
     if mask is not None and mask.dtype is not torch.bool:
         mask = mask.to(q.dtype)
-    if causal and rows:
-        first = q.shape[2] * ranks.current().index(*((rows,) if isinstance(rows, str) else rows))
+    if causal and (rows or mask is not None):
+        axes = (rows,) if isinstance(rows, str) else rows
+        first = q.shape[2] * ranks.current().index(*axes) if rows else 0
         k, v = k[:, :, : first + q.shape[2]], v[:, :, : first + q.shape[2]]
-        mask, causal = _from_row(first, q.shape[2], k.shape[2], q.device), False
+        mask, causal = _seen_from(first, q.shape[2], k.shape[2], q.device, mask), False
     attend = partial(
         F.scaled_dot_product_attention, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
     )
@@ -76,12 +78,23 @@ def attention(
     return attend(q, k, v, mask, dropout, causal)
 
 
-def _from_row(first: int, rows: int, columns: int, device: torch.device) -> Tensor:
-    """True where a row, the first one being row ``first`` of all, may see a column."""
-    if first + rows == columns and not torch.compiler.is_compiling():
+def _seen_from(
+    first: int, rows: int, columns: int, device: torch.device, mask: Tensor | None
+) -> Tensor:
+    """What rows may see of the first ``columns``, the first one being row ``first`` of all.
+
+    ``mask``: what else is hidden or added, of at least these columns, or alike for all.
+    """
+    last = mask is None and first + rows == columns
+    if last and not torch.compiler.is_compiling():
         with without_modes():
             return causal_lower_right(rows, columns)  # kernels know this one, and hold no mask
-    return torch.ones(rows, columns, dtype=torch.bool, device=device).tril(first)
+    seen = torch.ones(rows, columns, dtype=torch.bool, device=device).tril(first)
+    if mask is None:
+        return seen
+    if mask.shape[-1] > columns:
+        mask = mask[..., :columns]
+    return mask & seen if mask.dtype is torch.bool else mask.masked_fill(~seen, -math.inf)
 
 
 def scatter_sum(x: Tensor, index: Tensor, dim: int, shape: tuple[int, ...]) -> Tensor:

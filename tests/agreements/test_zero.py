@@ -12,8 +12,8 @@ from autopar.nouns.mesh import Mesh
 from autopar.nouns.sharding import Sharding
 from autopar.nouns.zero import ZERO, ZERO_LEVELS, over
 from autopar.pricing.moves import move_time_s
-from autopar.pricing.simulation import counts_s, sums_s
 from autopar.pricing.state import StateSharding
+from autopar.pricing.step_time import sums_s
 from autopar.pricing.summary import Summary, Unit
 
 CLUSTER = load_cluster("examples/clusters/cpu_4.yaml")
@@ -77,7 +77,7 @@ def test_norm_loss_and_counts_are_priced_as_they_are_issued(
     unit = Unit(
         1.0, 1.0, 0, 0, 0, (0, 0), trained, {}, {}, {}, cutting=frozenset(dict(model.placements))
     )
-    summary = Summary(1, unit, {}, (), {}, {}, 0, counts=1)
+    summary = Summary(unit, {}, (), {}, {}, 0, counts=1)
     inner = Mesh.parse(mesh.removeprefix("pp=2 x "))
     state = StateSharding(zero, inner, 1, "float32", clips=True)
     once = sums_s(summary, state, CLUSTER, ranks.size("pp"))
@@ -94,7 +94,7 @@ def test_norm_loss_and_counts_are_priced_as_they_are_issued(
     assert once.loss_s == expected.get("loss", 0.0)
     assert once.norm_s == expected.get("gradient norm", 0.0)
     assert (once.loss_s > 0) == (set(ranks.axes) - {"tp"} != set())
-    assert counts_s(summary, state, CLUSTER) == expected.get("counts", 0.0)
+    assert once.counts_s == expected.get("counts", 0.0)
 
 
 def test_a_level_splits_all_that_the_one_below_it_splits() -> None:

@@ -92,7 +92,7 @@ peak memory of rank 0 at backward of a layer
  of it SIZE allocated, SIZE reserved; most for outside, workspace, activations
 
 fits
-layers: by the older formulas of the family, since no graph says cp
+layers: read off the model's graph, op by op
 constants of the time: # fitted, # assumed (cost_models/fitted.yaml)
 priced by the transformer family; no backend emits {ON} yet, so no program is written
 note: of a parameter, 4 bytes are the weight, 4 the gradient and 8 what the optimizer keeps

@@ -12,11 +12,9 @@ from hypothesis import strategies as st
 
 from autopar.cost_models.catalogue import find_device
 from autopar.cost_models.family import Arch
-from autopar.cost_models.footprint import footprint
 from autopar.cost_models.overlap import exposed_s
 from autopar.cost_models.rates import rates_of
 from autopar.cost_models.software import Software
-from autopar.cost_models.work import work_of
 from autopar.files.arch_file import ArchFileError, load_arch
 from autopar.files.cluster_file import load_cluster
 from autopar.nouns.cluster import Cluster, DeviceGroup
@@ -24,7 +22,8 @@ from autopar.nouns.errors import UserError
 from autopar.nouns.layout import Layout, LayoutError, Pins
 from autopar.nouns.recompute import ATTENTION, FULL, Recompute
 from autopar.planner.family.estimate import estimate, estimate_files
-from autopar.planner.family.layouts import _least_split, price, sweep
+from autopar.planner.family.graph_figures import figures_of
+from autopar.planner.family.layouts import _least_split, footprint_of, price, sweep, work_for
 from autopar.planner.family.legal import illegal
 from autopar.planner.family.pins import RECOMPUTES, completed, parse_pins
 from autopar.report.estimates import render, to_json
@@ -126,8 +125,9 @@ def test_activations_follow_korthikanti() -> None:
     gpt = Arch("22B", 48, 6144, 64, 64, 24576, 51200, 2048, gated=False)
     layout = Layout(4, 4, tp=8)
     old = Software(attention="unfused", dropout=True)
+    kept = figures_of(gpt, layout, old, "bf16").kept
     expected = 2048 * 4 * 6144 * (34 + 5 * 64 * 2048 / 6144) / 8
-    assert saved_bytes(gpt, layout, old) == pytest.approx(expected, rel=0.05)
+    assert saved_bytes(gpt, layout, old, 0.0, "bf16", kept) == pytest.approx(expected, rel=0.05)
 
 
 layouts_of_64 = st.builds(
@@ -147,7 +147,7 @@ layouts_of_64 = st.builds(
 def test_recompute_costs_time_and_saves_memory(layout: Layout) -> None:
     software = Software()
     sizes = [
-        footprint(LLAMA, replace(layout, recompute=recompute), software).total
+        footprint_of(LLAMA, replace(layout, recompute=recompute), software, "bf16").total
         for recompute in RECOMPUTES
     ]
     assert sizes[0] >= sizes[1] >= sizes[2]
@@ -171,9 +171,9 @@ def test_each_level_of_sharding_trades_time_for_memory(layout: Layout) -> None:
 
 def test_experts_that_several_ranks_hold_are_reduced_under_zero_3() -> None:
     layout = Layout(64, tp=8, ep=2, pp=8, zero=3, etp=1)
-    one = work_of(MIXTRAL, layout, H100_64, Software())
+    one = work_for(MIXTRAL, H100_64, layout, Software(), "bf16")
     assert one.scatter_layer_s > 0  # four of the tp ranks hold the same experts
-    parts = work_of(MIXTRAL, replace(layout, etp=4), H100_64, Software())
+    parts = work_for(MIXTRAL, H100_64, replace(layout, etp=4), Software(), "bf16")
     assert parts.scatter_layer_s == 0  # each holds a part of its own
 
 
@@ -192,9 +192,9 @@ def test_experts_that_several_ranks_hold_are_reduced_under_zero_3() -> None:
 def test_experts_are_split_by_tensor_parallelism(layout: Layout, ranks: int) -> None:
     assert not illegal(MIXTRAL, layout, 64)
     assert layout.expert_ranks == ranks
-    whole = footprint(MIXTRAL, replace(layout, ep=1, etp=1), Software()).parameters
+    whole = footprint_of(MIXTRAL, replace(layout, ep=1, etp=1), Software(), "bf16").parameters
     routed = MIXTRAL.layer_parameters[1] * MIXTRAL.layers / layout.pp * 2
-    split = footprint(MIXTRAL, layout, Software()).parameters
+    split = footprint_of(MIXTRAL, layout, Software(), "bf16").parameters
     assert whole - split == pytest.approx(routed * (1 - 1 / ranks), rel=1e-6)
 
 
@@ -208,7 +208,9 @@ def test_mixtral_on_a_node_holds_each_parameter_once() -> None:
 
 def test_splitting_experts_costs_their_gathers_and_no_products() -> None:
     whole = Layout(256, tp=8, dp_shard=8, etp=1)
-    one, parts = (work_of(MIXTRAL, replace(whole, etp=etp), H100_64, Software()) for etp in (1, 8))
+    one, parts = (
+        work_for(MIXTRAL, H100_64, replace(whole, etp=etp), Software(), "bf16") for etp in (1, 8)
+    )
     assert parts.expert_flops == pytest.approx(one.expert_flops, rel=0.01)
     assert one.ep_s == 0 < parts.ep_s
     assert parts.reduce_s < one.reduce_s
@@ -313,7 +315,7 @@ def test_sharding_more_state_never_needs_more_memory(layout: Layout) -> None:
     peaks = [
         sum(
             size
-            for name, size in footprint(LLAMA, replace(layout, zero=z), software).parts()
+            for name, size in footprint_of(LLAMA, replace(layout, zero=z), software, "bf16").parts()
             if name in ("parameters", "gradients", "optimizer")
         )
         for z in (0, 1, 2, 3)
@@ -523,9 +525,9 @@ def test_what_is_allocated_reserved_and_outside_is_told_apart() -> None:
     memory = priced.memory
     assert 0 < memory.allocated < memory.reserved < memory.total
     layout, software = priced.layout, Software(states="fsdp")
-    tensors = footprint(LLAMA, layout, replace(software, memory="allocated"))
+    tensors = footprint_of(LLAMA, layout, replace(software, memory="allocated"), "bf16")
     assert tensors.total == pytest.approx(memory.allocated)
-    taken = footprint(LLAMA, layout, replace(software, memory="reserved"))
+    taken = footprint_of(LLAMA, layout, replace(software, memory="reserved"), "bf16")
     assert taken.total == pytest.approx(memory.reserved)
     text = render(priced)
     assert f"{size(memory.allocated)} allocated, {size(memory.reserved)} reserved" in text

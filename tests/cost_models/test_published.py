@@ -8,9 +8,9 @@ import pytest
 import yaml
 
 from autopar.cost_models.bands import bands
-from autopar.cost_models.footprint import footprint
 from autopar.cost_models.rates import fitted_table
 from autopar.cost_models.software import Software
+from autopar.planner.family.layouts import footprint_of
 from benchmarks.published import main, price_run, read_all, read_rows, row_report
 from benchmarks.published_bands import Ratio, coverage, interval, report, write_bands
 from benchmarks.published_declarations import Row, declared, rules_of_one_source
@@ -243,7 +243,7 @@ def test_named_modules_are_what_runs_again() -> None:
 def test_a_precision_is_its_dtype_however_it_is_spelled(spelled: str) -> None:
     plain, other = read_run(row()), read_run(row(precision=spelled))
     assert price_run(other) == price_run(plain)
-    sizes = [footprint(r.arch, r.layout, r.software, r.precision).total for r in (plain, other)]
+    sizes = [footprint_of(r.arch, r.layout, r.software, r.precision).total for r in (plain, other)]
     assert sizes[0] == sizes[1]
 
 
@@ -252,7 +252,7 @@ def test_narrow_products_are_faster_and_save_less() -> None:
     runs = [read_run(row(device="B200", precision=name)) for name in names]
     wide, *narrow = (price_run(run) for run in runs)
     assert all(seconds < wide for seconds in narrow)
-    wide, *narrow = (footprint(r.arch, r.layout, r.software, r.precision).total for r in runs)
+    wide, *narrow = (footprint_of(r.arch, r.layout, r.software, r.precision).total for r in runs)
     assert all(size < wide for size in narrow)
 
 
@@ -305,7 +305,8 @@ def test_a_renamed_source_keeps_what_its_rows_say() -> None:
 @pytest.mark.parametrize(
     ("cells", "software"),
     [
-        ({"notes": "torchtitan log"}, {"states": "fsdp", "memory": "reserved", "loss": "fused"}),
+        ({"notes": "torchtitan log"}, {"states": "fsdp", "memory": "reserved", "loss": "eager"}),
+        ({"source_location": "torchtitan, 2025-06"}, {"memory": "reserved", "loss": "fused"}),
         ({"source": "a talk on torchtitan"}, {"states": "fsdp", "memory": "reserved"}),
         ({"zero_or_fsdp": "FSDP full shard"}, {"states": "fsdp", "memory": "allocated"}),
         ({"zero_or_fsdp": "DDP/dist-opt (FSDP=0)"}, {"states": "megatron"}),
@@ -378,6 +379,13 @@ def test_a_micro_batch_that_is_not_named_is_the_likely_one(
 ) -> None:
     run = read_run(row(**{"micro_batch": "", **cells}))
     assert run.layout.microbatch == size
+
+
+def test_a_local_batch_is_cut_into_as_many_microbatches_as_there_are_pipeline_ranks() -> None:
+    notes = "local batch size 32 per DP rank, microbatch not stated"
+    run = read_run(row(zero_or_fsdp="FSDP2", pp="8", micro_batch="", notes=notes))
+    assert run.layout.microbatch == 4
+    assert run.layout.zero == 1
 
 
 def test_what_does_not_fit_was_not_run() -> None:

@@ -176,7 +176,6 @@ def test_every_product_is_split_as_it_is_written(name: str, sequence_parallel: b
     ("figures", "what"),
     [
         ({"latent": LatentAttention(8, 8, 4, 8), "positions": True}, "latent attention"),
-        ({"windowed_layers": 1, "window": 4, "causal": False}, "windows of attention"),
     ],
 )
 def test_what_no_graph_says_is_refused(figures: dict[str, Any], what: str) -> None:

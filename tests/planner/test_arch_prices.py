@@ -22,12 +22,12 @@ from autopar.planner.family.arch_prices import PRECISION, Pricer, unpriced
 from autopar.planner.family.graph.model import BATCH_DIMS, graph_of
 from autopar.planner.family.layouts import layouts
 from autopar.planner.family.megatron import spread_of
-from autopar.pricing.memory import step_memory
-from autopar.pricing.pipeline import CutModel, PipelinePrices, runs_of
+from autopar.pricing.cut_model import CutModel
+from autopar.pricing.pipeline import PipelinePrices, runs_of
 from autopar.pricing.priced import Priced
+from autopar.pricing.priced import price as alone
 from autopar.pricing.prices import Prices
 from autopar.pricing.sends import Ends, Order
-from autopar.pricing.simulation import simulate
 from autopar.pricing.state import StateSharding
 from autopar.pricing.summary import summarise
 from autopar.rules.cut import batch_cut
@@ -68,9 +68,7 @@ def planned(arch: Arch, layout: Layout, cluster: Cluster, style: Style) -> Price
     state = StateSharding(x.zero, mesh, x.microbatches, PRECISION, clips=True)
     recompute = x.recompute
     if x.pp == 1:
-        time = simulate(summary, state, cluster, recompute)
-        memory = step_memory(summary, state, recompute, cluster.device)
-        return Priced(time, memory)
+        return alone(CutModel(lowered, summary, prices, "torch"), state, recompute)
     cuts = CutModel(lowered, summary, prices, "torch")
     of_stages = PipelinePrices(cuts, cluster, state, recompute, x.pp)
     order = Order(schedule(x.schedule, x.pp, x.microbatches, x.interleave))

@@ -18,8 +18,8 @@ from autopar.planner.solve.solved import solve, state_of
 from autopar.planner.staged.lightening import lightest
 from autopar.pricing.memory import step_memory
 from autopar.pricing.pipeline import Choice, PipelinePrices, choices_of, runs_of
-from autopar.pricing.simulation import simulate
 from tests.planner.graphs import gpt
+from tests.planner.one_stage import one_stage
 from tests.planner.test_pipeline_search import cut_model
 from tests.planner.test_search import LARGE, NODE, question
 
@@ -73,7 +73,7 @@ def test_no_block_recomputes_that_need_not(share: float) -> None:
     count = chosen.by_call(calls).count(FULL)
     assert 0 < count < calls
     assert total(chosen) <= limit < total(Recompute.mixed(FULL, count - 1, calls))
-    time = simulate(solved.summary, state, tight.cluster, chosen)
+    time = one_stage(solved.summary, state, tight.cluster, chosen)
     assert less.time.total_s < time.total_s < more.time.total_s
     assert search_plan(tight).best.time.total_s <= time.total_s
 

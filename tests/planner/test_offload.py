@@ -31,9 +31,9 @@ from autopar.pricing.offload import (
     resident_bytes,
     streamed_s,
 )
-from autopar.pricing.simulation import simulate
 from autopar.pricing.state import StateSharding
 from tests.planner.graphs import gpt
+from tests.planner.one_stage import one_stage
 from tests.planner.test_search import LARGE, NODE, memory_limited, question
 from tests.planner.test_simulation import NUMEL, summary
 
@@ -58,7 +58,7 @@ def test_it_never_saves_time_nor_takes_memory(
     assert after.host == before.optimizer == copies * 8 * NUMEL // (shard if zero else 1)
     assert (before.host, before.host_limit) == (0, 0)
     assert after.optimizer <= 2 * chunk_bytes("adamw")
-    times = [simulate(model, s, cluster, KEEP_ALL) for s in (plain, off)]
+    times = [one_stage(model, s, cluster, KEEP_ALL) for s in (plain, off)]
     # all of it there and back beside each other, and behind it the last chunk
     moved = after.host + min(after.host, chunk_bytes("adamw"))
     late_s = moved / (LINK_SHARE * device.host_bandwidth_bytes_per_s)

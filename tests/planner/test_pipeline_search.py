@@ -20,14 +20,8 @@ from autopar.planner.problem.solving import Solver
 from autopar.planner.search.layouts import AS_FAST, search_plan
 from autopar.planner.solve.solved import Solved, solve, state_of
 from autopar.planner.staged.pipelines import USUAL
-from autopar.pricing.pipeline import (
-    Choice,
-    CutModel,
-    Figure,
-    PipelinePrices,
-    choices_of,
-    runs_of,
-)
+from autopar.pricing.cut_model import CutModel
+from autopar.pricing.pipeline import Choice, Figure, PipelinePrices, choices_of, runs_of
 from autopar.pricing.prices import Prices
 from autopar.pricing.runs import runs_of_kinds
 from autopar.pricing.state import StateSharding

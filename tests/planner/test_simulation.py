@@ -15,9 +15,10 @@ from autopar.nouns.recompute import KEEP_ALL, POLICIES, Recompute
 from autopar.pricing.activations import Life
 from autopar.pricing.memory import step_memory
 from autopar.pricing.moves import BUCKET_BYTES, bucket_time_s, move_time_s
-from autopar.pricing.simulation import simulate, sums_s
 from autopar.pricing.state import StateSharding
+from autopar.pricing.step_time import sums_s
 from autopar.pricing.summary import Summary, Unit
+from tests.planner.one_stage import one_stage
 
 PLAIN = load_cluster("examples/clusters/cpu_4.yaml")
 NUMEL = 8_000_000
@@ -44,7 +45,7 @@ def summary(forward_s: float = 0.1) -> Summary:
     unit = Unit(forward_s, 2 * forward_s, 0.0, 0.0, 0.0, (0, 0), trained, {}, {}, {})
     root = Unit(0.0, 0.0, 0.0, 0.0, 0.0, (0, 0), {}, {}, {}, {})
     lives = dict.fromkeys(POLICIES, Life(0, 10**6, ""))
-    return Summary(1, root, {"layer": unit}, ("layer",) * 4, {"layer": 4}, lives, 0)
+    return Summary(root, {"layer": unit}, ("layer",) * 4, {"layer": 4}, lives, 0)
 
 
 def state(zero: int, clips: bool = False) -> StateSharding:
@@ -54,7 +55,7 @@ def state(zero: int, clips: bool = False) -> StateSharding:
 
 def test_a_hidden_second_costs_what_was_measured() -> None:
     free, dear = (
-        simulate(summary(), state(0), cluster(c, bucket_reduce=1e-9), KEEP_ALL) for c in (0.0, 0.5)
+        one_stage(summary(), state(0), cluster(c, bucket_reduce=1e-9), KEEP_ALL) for c in (0.0, 0.5)
     )
     moved = 4 * 4 * NUMEL * 1e-9
     assert free.data_communication_s == pytest.approx(moved)
@@ -69,7 +70,7 @@ def test_small_gradients_wait_for_a_full_bucket() -> None:
     small = summary()
     unit = replace(small.bodies["layer"], trained={"float32": NUMEL // 8})
     small = replace(small, bodies={"layer": unit})
-    time = simulate(small, state(0), cluster(bucket_reduce=1e-9), KEEP_ALL)
+    time = one_stage(small, state(0), cluster(bucket_reduce=1e-9), KEEP_ALL)
     one = 4 * NUMEL // 8 * 1e-9
     assert time.data_communication_s == pytest.approx(4 * one)
     assert time.exposed_s == pytest.approx(3 * one)
@@ -91,7 +92,7 @@ def test_a_bucket_starts_once_whatever_it_is_measured_with() -> None:
 
 def test_phases_add_up_and_gathers_belong_to_the_forward() -> None:
     where = cluster(0.2, unit_gather=1e-9, unit_reduce=3e-9)
-    time = simulate(summary(), state(1), where, KEEP_ALL)
+    time = one_stage(summary(), state(1), where, KEEP_ALL)
     size = 4 * 4 * NUMEL
     assert time.forward_s == pytest.approx(0.4 + size * 1e-9)
     updated = 7 * size / 4 * UPDATE_S_PER_BYTE
@@ -107,7 +108,7 @@ def test_backward_hides_the_sum_of_the_loss_and_nothing_that_of_the_norm() -> No
     def total_s(clips: bool, contention: float, spent: Summary) -> float:
         lines = cluster(contention, unit_gather=1e-12, unit_reduce=1e-12)
         level = replace(lines.levels[0], measured=(*lines.levels[0].measured, number))
-        return simulate(spent, state(1, clips), replace(lines, levels=(level,)), KEEP_ALL).total_s
+        return one_stage(spent, state(1, clips), replace(lines, levels=(level,)), KEEP_ALL).total_s
 
     plain = total_s(False, 0.0, summary())
     assert total_s(True, 0.0, summary()) - plain == pytest.approx(4e-3)
@@ -116,7 +117,7 @@ def test_backward_hides_the_sum_of_the_loss_and_nothing_that_of_the_norm() -> No
 
 
 def test_without_a_measured_unit_the_plain_collective_is_priced() -> None:
-    time = simulate(summary(), state(0), cluster(all_reduce=2e-9), KEEP_ALL)
+    time = one_stage(summary(), state(0), cluster(all_reduce=2e-9), KEEP_ALL)
     assert time.data_communication_s == pytest.approx(4 * 4 * NUMEL * 2e-9)
 
 
@@ -126,7 +127,7 @@ def test_counts_of_the_batch_come_before_the_forward() -> None:
     tiny = (*level.measured, MeasuredCollective("all_reduce", 4, ((1.0, 2e-3), (1e3, 2e-3))))
     where = replace(lines, levels=(replace(level, measured=tiny),))
     plain, counting = (
-        simulate(s, state(0), where, KEEP_ALL) for s in (summary(), replace(summary(), counts=1))
+        one_stage(s, state(0), where, KEEP_ALL) for s in (summary(), replace(summary(), counts=1))
     )
     assert counting.forward_s - plain.forward_s == pytest.approx(2e-3)
     assert counting.total_s - plain.total_s == pytest.approx(2e-3)
@@ -140,7 +141,7 @@ def waiting_s(zero: int, meetings: tuple[int, int] = (0, 0), policy: str = "none
     spent = summary()
     unit = replace(spent.bodies["layer"], meetings=meetings)
     spent = replace(spent, bodies={"layer": unit})
-    with_it, without = (simulate(spent, state(zero), c, Recompute(policy)) for c in (shaky, where))
+    with_it, without = (one_stage(spent, state(zero), c, Recompute(policy)) for c in (shaky, where))
     assert without.waiting_s == 0.0
     assert with_it.total_s - without.total_s == pytest.approx(with_it.waiting_s)
     return with_it.waiting_s
@@ -178,9 +179,9 @@ def test_a_unit_is_gathered_before_the_last_ones_gradients_are_reduced() -> None
     lines = cluster(unit_gather=1e-9, unit_reduce=2e-9)
     streams = replace(lines, levels=(replace(lines.levels[0], library="nccl"),))
     one = 4 * NUMEL * 1e-9
-    spent = replace(summary(), microbatches=2)
+    spent = summary()
     sharded = replace(state(3), microbatches=2)
-    hidden, waited = (simulate(spent, sharded, c, KEEP_ALL) for c in (streams, lines))
+    hidden, waited = (one_stage(spent, sharded, c, KEEP_ALL) for c in (streams, lines))
     assert hidden.exposed_s == pytest.approx(2 * (2 * one + 2 * one))
     assert waited.exposed_s == pytest.approx(waited.data_communication_s)
     assert waited.data_communication_s == pytest.approx(2 * 4 * (2 * one + 2 * one))

@@ -23,9 +23,9 @@ from autopar.planner.problem.solving import Solver
 from autopar.planner.search.layouts import AS_FAST, search_plan
 from autopar.planner.solve.solved import solve, state_of
 from autopar.planner.staged.pipelines import USUAL
+from autopar.pricing.cut_model import CutModel
 from autopar.pricing.links import links
 from autopar.pricing.pipeline import (
-    CutModel,
     PipelinePrices,
     price_pipeline,
     runs_of,

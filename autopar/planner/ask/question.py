@@ -14,7 +14,7 @@ from autopar.nouns.problem import Solution
 from autopar.pipeline.actions import Lists
 from autopar.planner.ask.candidates import Candidate, StateLayout
 from autopar.pricing.offload import obstacle as offload_obstacle
-from autopar.pricing.simulation import StepTime
+from autopar.pricing.step_time import StepTime
 from autopar.rules.cut import BatchCut
 from autopar.rules.fusion import ALONE, Fusion
 

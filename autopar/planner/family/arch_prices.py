@@ -23,7 +23,7 @@ from autopar.nouns.style import Style
 from autopar.pipeline.schedules.table import schedule
 from autopar.planner.family.graph.model import BATCH_DIMS, graph_of
 from autopar.planner.family.megatron import spread_of
-from autopar.pricing.pipeline import CutModel
+from autopar.pricing.cut_model import CutModel
 from autopar.pricing.priced import Priced, price
 from autopar.pricing.prices import Prices
 from autopar.pricing.sends import Ends, Order

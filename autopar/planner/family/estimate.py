@@ -22,7 +22,6 @@ from autopar.nouns.cluster import Cluster, Device
 from autopar.nouns.errors import UserError
 from autopar.nouns.layout import Layout
 from autopar.nouns.style import Style
-from autopar.planner.family.graph_figures import no_graph
 from autopar.planner.family.layouts import cheapest_change, memory_of, software_for, time_of
 from autopar.planner.family.legal import check_layout
 from autopar.planner.family.pins import completed, default_batch, parse_pins
@@ -49,9 +48,6 @@ class Estimate:
     memory_limit_bytes: int
     advice: str
     """The cheapest change that would fit, where it does not."""
-    formulas_for: str = ""
-    """What no graph says yet, so that layers are priced by the older formulas; nothing: layers are
-    read off the model's graph."""
 
     @property
     def fits(self) -> bool:
@@ -106,7 +102,6 @@ def estimate(
         memory=memory,
         memory_limit_bytes=limit,
         advice=advice,
-        formulas_for=no_graph(arch, layout),
     )
     check(_bounds(made, at_peak_s))
     return made

@@ -17,7 +17,7 @@ from autopar.nouns.axes import CONTEXT, EXPERT, PIPELINE, SHARD, TENSOR
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.layout import Layout, Pins
 from autopar.nouns.style import Style
-from autopar.planner.family.graph_figures import figures_of, no_graph
+from autopar.planner.family.graph_figures import figures_of
 from autopar.planner.family.legal import illegal
 from autopar.planner.family.pins import RECOMPUTES
 
@@ -40,9 +40,9 @@ def time_of(
 def work_for(
     arch: Arch, cluster: Cluster, layout: Layout, software: Software, precision: str
 ) -> Work:
-    """What the busiest rank does; its layers as the model's graph has them, where one says it."""
-    figures = figures_of(arch, layout, software, precision)
-    return work_of(arch, layout, cluster, software, precision, figures)
+    """What the busiest rank does; its layers as the model's graph has them."""
+    figures = figures_of(arch, layout, software, precision).layer
+    return work_of(arch, layout, cluster, software, precision, figures=figures)
 
 
 def memory_of(arch: Arch, layout: Layout, software: Software, precision: str) -> Footprint:
@@ -52,8 +52,7 @@ def memory_of(arch: Arch, layout: Layout, software: Software, precision: str) ->
 
 def footprint_of(arch: Arch, layout: Layout, software: Software, precision: str) -> Footprint:
     """Peak memory as ``software`` counts it; what a layer keeps is that of the model's graph."""
-    formulas = bool(no_graph(arch, layout))
-    kept = None if formulas else figures_of(arch, layout, software, precision).saved
+    kept = figures_of(arch, layout, software, precision).kept
     return footprint(arch, layout, software, precision, kept)
 
 

@@ -27,9 +27,9 @@ from autopar.planner.solve.solved import Solved, lowered_of, solve, state_of
 from autopar.planner.solve.standings import Standings, compared, order, too_big
 from autopar.planner.staged.lightening import lightest
 from autopar.planner.staged.pipelines import Pipelines
-from autopar.pricing.memory import overhead, step_memory
+from autopar.pricing.memory import overhead
 from autopar.pricing.offload import streamed_s
-from autopar.pricing.simulation import simulate
+from autopar.pricing.priced import price
 from autopar.pricing.utilization import cluster_peak_s
 
 AS_FAST = 1.01
@@ -353,13 +353,12 @@ def _squeeze(question: Question, solved: Solved, tightest: Answer, solver: Solve
 
 def _answer(question: Question, solved: Solved, layout: StateLayout) -> Answer:
     state = state_of(question, layout, solved.candidate)
-    memory = step_memory(solved.summary, state, layout.recompute, question.cluster.device)
-    time = simulate(solved.summary, state, question.cluster, layout.recompute)
+    priced = price(solved.model, state, layout.recompute)
     solution = solved.solution
     decided = Sharded(
         solved.candidate, layout, solved.spread, solved.lowered, solution, solution.cost, 0.0
     )
-    return decided.priced(time, memory)
+    return decided.priced(priced.time, priced.memory)
 
 
 def _refine(question: Question, answer: Answer, standings: Standings, solver: Solver) -> Answer:

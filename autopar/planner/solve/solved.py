@@ -15,6 +15,7 @@ from autopar.planner.problem.folding import fold
 from autopar.planner.problem.legal import NoStrategy
 from autopar.planner.problem.nodes import Folded
 from autopar.planner.problem.solving import Solver
+from autopar.pricing.cut_model import CutModel
 from autopar.pricing.prices import PICOSECONDS, Prices
 from autopar.pricing.state import StateSharding
 from autopar.pricing.state_prices import StatePrices
@@ -30,8 +31,15 @@ class Solved:
     folded: Folded
     solution: Solution
     spread: Spread
-    lowered: Lowered
-    summary: Summary
+    model: CutModel
+
+    @property
+    def lowered(self) -> Lowered:
+        return self.model.lowered
+
+    @property
+    def summary(self) -> Summary:
+        return self.model.summary
 
     @property
     def bound_s(self) -> float:
@@ -84,7 +92,8 @@ def solve(
         return solve(question, candidate, solver, layout, exposed, usage_limit, True)
     lowered = lowered_of(question, spread, candidate)
     summary = summarise(lowered, prices, question.framework)
-    return Solved(candidate, folded, solution, spread, lowered, summary)
+    model = CutModel(lowered, summary, prices, question.framework)
+    return Solved(candidate, folded, solution, spread, model)
 
 
 def lowered_of(question: Question, spread: Spread, candidate: Candidate) -> Lowered:

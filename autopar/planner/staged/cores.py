@@ -33,7 +33,7 @@ from autopar.pricing.memory import overhead
 from autopar.pricing.pipeline import Choice, Figure, PipelinePrices, runs_of
 from autopar.pricing.runs import Table
 from autopar.pricing.sends import Ends, Order, Sends
-from autopar.pricing.simulation import stage_time
+from autopar.pricing.stage_time import stage_time
 from autopar.pricing.trials import Trial, figures_at, trials
 
 MOVES = 4
@@ -147,7 +147,7 @@ class CoreTrials:
         state = state_of(self.question, choice, candidate)
         time = stage_time(solved.summary, state, self.question.cluster, choice.recompute)
         passes_s = candidate.microbatches * (time.forward_s + time.backward_s)
-        return passes_s + time.first_s + time.reduce_s + time.update_s
+        return passes_s + time.first_s + time.reduce_s + time.update_s + time.late_s
 
     def prices(self, choice: StateLayout) -> PipelinePrices:
         if choice not in self._prices:

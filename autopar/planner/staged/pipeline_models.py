@@ -23,10 +23,10 @@ from autopar.planner.ask.question import Question
 from autopar.planner.problem.solving import Solver
 from autopar.planner.solve.solved import Solved, solve
 from autopar.planner.staged.shapes import EVERY, Shape
-from autopar.pricing.pipeline import CutModel, Figure, PipelinePrices
-from autopar.pricing.prices import Prices
+from autopar.pricing.cut_model import CutModel
+from autopar.pricing.pipeline import Figure, PipelinePrices
 from autopar.pricing.runs import Table
-from autopar.pricing.simulation import StageTime, stage_time
+from autopar.pricing.stage_time import StageTime, stage_time
 from autopar.pricing.state import StateSharding
 
 HOLDS_MORE = 1.25
@@ -184,10 +184,9 @@ class Models:
 
     def _model(self, solved: Solved) -> Model:
         question, candidate = self.question, solved.candidate
-        prices = Prices(question.cluster, solved.lowered.mesh, question.precision, question.fusion)
         mesh = StateLayout(1, 1, 0, KEEP_ALL).mesh(candidate.model)
         alone = StateSharding(0, mesh, 1, question.precision, question.optimizer)
-        cuts = CutModel(solved.lowered, solved.summary, prices, question.framework)
+        cuts = solved.model
         whole, stages = {}, {}
         for recompute in EVERY:
             whole[recompute] = stage_time(solved.summary, alone, question.cluster, recompute)

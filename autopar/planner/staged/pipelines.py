@@ -35,7 +35,8 @@ from autopar.planner.staged.lower_bounds import LowerBounds
 from autopar.planner.staged.orders import Orders
 from autopar.planner.staged.pipeline_models import Models
 from autopar.planner.staged.shapes import EVERY, Core, Shape
-from autopar.pricing.pipeline import CutModel, PipelinePrices, choices_of
+from autopar.pricing.cut_model import CutModel
+from autopar.pricing.pipeline import PipelinePrices, choices_of
 from autopar.pricing.prices import Prices
 from autopar.pricing.repricing import objective
 from autopar.pricing.sends import Order

@@ -8,7 +8,7 @@ from autopar.nouns.plan import Prediction
 from autopar.pipeline.play import Span, memory
 from autopar.pipeline.trace import NAMES
 from autopar.pricing.pipeline import PricedPipeline
-from autopar.pricing.simulation import stage_time
+from autopar.pricing.stage_time import stage_time
 from autopar.report.page.frontier import NEAR
 from autopar.report.page.html import Markup, dotted, section, table, tag
 from autopar.report.pipeline import pipeline_object

@@ -54,24 +54,23 @@ def kinds_of(arch: Arch) -> tuple[Kind, ...]:
 def unsaid(arch: Arch) -> str:
     """What of the figures a graph cannot say; nothing: `graph_of` makes one."""
     parts = {
-        "windows of attention that looks both ways": any(k.windowed for k in kinds_of(arch))
-        and not arch.causal,
         "latent attention without turned positions": arch.latent is not None and arch.positions,
     }
     return ", ".join(name for name, has in parts.items() if has)
 
 
-def graph_of(arch: Arch, samples: int, dropout: float = 0.0) -> Graph:
+def graph_of(arch: Arch, samples: int, dropout: float = 0.0, kinds: tuple[Kind, ...] = ()) -> Graph:
     """One forward pass of ``samples`` sequences to the mean cross-entropy, parameters in float32.
 
     dropout: behind the table, attention and the MLP, before what they read is added.
+    kinds: of the layers; none: as the figures have them.
 
     Raises:
         NoGraph: see `unsaid`.
     """
     if missing := unsaid(arch):
         raise NoGraph(f"{arch.name}: no graph is made of {missing}")
-    kinds = kinds_of(arch)
+    kinds = kinds or kinds_of(arch)
     g = Draft(dropout)
     tokens, targets = (g.given(name, samples, arch.seq, dtype="int64") for name in BATCH_DIMS)
     table = g.parameter("tokens.weight", arch.vocab, arch.hidden)
