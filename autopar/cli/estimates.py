@@ -33,7 +33,7 @@ from autopar.report.scaling import (
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class EstimateRequest:
     """What was typed. ``arch`` or ``model``; ``devices``: ``16,32,64``."""
 
     cluster: str
@@ -49,7 +49,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Estimated:
     """The report in both forms; ``fits``: some layout of it does."""
 
     text: str
@@ -72,7 +72,7 @@ class _Sizes:
     notes: tuple[str, ...] = ()
 
 
-def answer(question: Question) -> Answer:
+def answer(question: EstimateRequest) -> Estimated:
     """Raises `UserError`, and `DoesNotFit` where the fastest layout is asked and none fits."""
     cluster, pins = load_cluster(question.cluster), parse_pins(question.fix)
     counts = _counts(question.devices)
@@ -108,16 +108,16 @@ def _mixed(cluster: Cluster) -> list[str]:
     ]
 
 
-def _answer(asked: scaling.Asked, counts: list[int], pins: Pins) -> Answer:
+def _answer(asked: scaling.Asked, counts: list[int], pins: Pins) -> Estimated:
     if counts:
         table = scaling.scaling(asked, counts, pins, progress)
         data = {"model": asked.arch.name, "cluster": asked.cluster.name, **scaling_object(table)}
         text = to_text(scaling_table(asked, table), WIDTH).rstrip()
-        return Answer(text, data, any(row.fits for row in table.rows))
+        return Estimated(text, data, any(row.fits for row in table.rows))
     if pins != Pins():
         layout = completed(pins, asked.cluster.device_count, asked.global_batch)
         one = asked.price(layout)
-        return Answer(render(one), to_object(one), one.fits)
+        return Estimated(render(one), to_object(one), one.fits)
     progress(f"searching the layouts of {asked.cluster.device_count} devices")
     searched = scaling.searched(asked)
     if searched.best is None:
@@ -128,7 +128,7 @@ def _answer(asked: scaling.Asked, counts: list[int], pins: Pins) -> Answer:
         "layouts": searched.count,
         "others": others_object(searched),
     }
-    return Answer(text, data, True)
+    return Estimated(text, data, True)
 
 
 def _nothing(asked: scaling.Asked, count: int) -> str:
@@ -155,7 +155,7 @@ def _counts(text: str | None) -> list[int]:
     return [int(part) for part in parts]
 
 
-def _batch(question: Question, sizes: _Sizes, pins: Pins) -> int | None:
+def _batch(question: EstimateRequest, sizes: _Sizes, pins: Pins) -> int | None:
     """Sequences in a step; None where nothing says so. Raises `UserError`."""
     if question.batch_tokens is not None:
         if question.global_batch is not None or pins.global_batch is not None:
@@ -182,7 +182,7 @@ def _sequences(tokens: int, seq: int) -> int:
     return count
 
 
-def _sizes(question: Question, cluster: Cluster) -> _Sizes:
+def _sizes(question: EstimateRequest, cluster: Cluster) -> _Sizes:
     """Of ``--arch``, or of a model that is captured. Raises `UserError`."""
     if question.model is None:
         from autopar.files.arch_file import load_arch

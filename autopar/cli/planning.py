@@ -200,9 +200,9 @@ def estimate(
         _show_plan(result, None, json)
         return
     _check_read(None, of_a_search, {})
-    from autopar.cli.estimates import Question, answer
+    from autopar.cli.estimates import EstimateRequest, answer
 
-    question = Question(
+    question = EstimateRequest(
         cluster=cluster,
         arch=arch,
         model=model,

@@ -2,45 +2,34 @@
 
 For each mesh of model axes and number of microbatches the sharding of all ops is one `Problem`,
 solved with its data traffic taken as hidden; that optimum bounds every layout of the candidate from
-below. Candidates run in the order of a cheap bound. State shardings are then tried on the
-solution by simulation; where none fits, the problem is solved again under the memory that is left,
-and the winner once more at the exposed share of traffic that its simulation showed.
+below. Candidates run in the order of a cheap bound. State shardings are then tried (`one_stage`),
+and pipelines beside them (`autopar.planner.staged.pipelines`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.errors import UserError
 from autopar.nouns.layout import LayoutError, divisors
 from autopar.nouns.mesh import Mesh
-from autopar.nouns.recompute import COMPUTE, FULL, SELECTIVE, Recompute, policies
 from autopar.nouns.text.cluster import devices_text
-from autopar.planner.ask.candidates import Candidate, StateLayout, candidates, layouts, offloaded
-from autopar.planner.ask.question import Answer, Outcome, Question, Sharded
+from autopar.planner.ask.candidates import Candidate, candidates
+from autopar.planner.ask.question import Answer, Outcome, Question
 from autopar.planner.ask.selections import orders, parts
 from autopar.planner.problem.solving import Solver
+from autopar.planner.search.one_stage import OneStage
 from autopar.planner.solve.alarms import Alarms
-from autopar.planner.solve.solved import Solved, lowered_of, solve, state_of
-from autopar.planner.solve.standings import Standings, compared, order, too_big
-from autopar.planner.staged.lightening import lightest
+from autopar.planner.solve.solved import Solved, solve
+from autopar.planner.solve.standings import Standings, compared, too_big
 from autopar.planner.staged.pipelines import Pipelines
-from autopar.pricing.memory import overhead
-from autopar.pricing.offload import streamed_s
-from autopar.pricing.priced import price
 from autopar.pricing.utilization import cluster_peak_s
 
 AS_FAST = 1.01
 """Step times this close are equal to a reader; the model's own error is larger. Between such, a
 plan of one stage is taken."""
-REFINEMENTS = 3
-"""Rounds of search and simulation until the exposed share of traffic settles."""
-AGREED = 0.01
-"""Difference of exposed shares that counts as settled."""
-
-
 Progress = Callable[[str], None]
 
 
@@ -91,6 +80,7 @@ def _search(question: Question, progress: Progress) -> Outcome:
         return _search_pinned(question, progress)
     solver = Solver(question.searcher, progress, question.verbose)
     standings = Standings(Alarms.of(question))
+    alone = OneStage(question, solver, standings)
     devices = question.cluster.device_count
     listed = question.legal(candidates(devices, question.batch, question.pins))
     families = _by_degree(listed)
@@ -108,14 +98,10 @@ def _search(question: Question, progress: Progress) -> Outcome:
         for group in ([first for first in firsts if not first.repeats], repeating):
             for first in group:
                 family = families[first.candidate.model]
-                tried += _try_family(question, first, family, standings, solver)
+                tried += alone.try_family(first, family)
             if standings.best is not None:
                 break
-        best = (
-            _refine(question, standings.best, standings, solver)
-            if standings.best is not None
-            else None
-        )
+        best = None if standings.best is None else alone.refined(standings.best)
         lower_bound_s = min(first.bound_s for first in firsts) if firsts else float("inf")
         degrees = _pipeline_degrees(question)
         if degrees:
@@ -137,7 +123,7 @@ def _search(question: Question, progress: Progress) -> Outcome:
             raise too_big(standings, question.cluster, len(listed))
         lower_bound_s = min(lower_bound_s, best.time.total_s)
     except KeyboardInterrupt:
-        best = _best_so_far(question, firsts, standings, solver)
+        best = _best_so_far(alone, firsts)
         lower_bound_s = 0.0  # what has not been looked at could be anything
     return Outcome(
         best=best,
@@ -188,18 +174,17 @@ def _search_pinned(question: Question, progress: Progress) -> Outcome:
     )
 
 
-def _best_so_far(
-    question: Question, firsts: list[Solved], standings: Standings, solver: Solver
-) -> Answer:
+def _best_so_far(alone: OneStage, firsts: list[Solved]) -> Answer:
     """The best layout among what had been solved when the user stopped the search."""
+    standings = alone.standings
     for first in sorted(firsts, key=lambda s: s.solution.cost):
         if standings.best is not None:
             break
-        _try_layouts(question, first, standings, solver)
+        alone.try_layouts(first)
     if standings.best is None:
         raise KeyboardInterrupt
-    solver.tell("stopped: this is the best layout so far; its lower bound is not known")
-    return standings.best if standings.best.stages else _as_layout(question, standings.best)
+    alone.solver.tell("stopped: this is the best layout so far; its lower bound is not known")
+    return standings.best if standings.best.stages else alone.as_layout(standings.best)
 
 
 def _by_degree(listed: list[Candidate]) -> dict[Mesh, list[Candidate]]:
@@ -208,179 +193,3 @@ def _by_degree(listed: list[Candidate]) -> dict[Mesh, list[Candidate]]:
     for candidate in listed:
         families.setdefault(candidate.model, []).append(candidate)
     return families
-
-
-def _try_family(
-    question: Question,
-    first: Solved,
-    family: list[Candidate],
-    standings: Standings,
-    solver: Solver,
-) -> int:
-    """Adds microbatches until memory does not bind or the bound loses; returns how many."""
-    for tried, candidate in enumerate(family):
-        again = candidate != first.candidate
-        solved = solve(question, candidate, solver) if again else first
-        if solved is None:
-            continue
-        if standings.beats(solved.bound_s):
-            standings.beaten_by_bound(candidate, solved.bound_s)
-            return tried
-        solver.tell(f"{candidate.name}: bound {solved.bound_s * 1e3:.4g} ms")
-        enough = _try_layouts(question, solved, standings, solver)
-        solver.check()
-        if enough:
-            return tried + 1
-    return len(family)
-
-
-def _try_layouts(question: Question, solved: Solved, standings: Standings, solver: Solver) -> bool:
-    """Every state sharding of a solved candidate, by simulation; squeezes where none fits.
-
-    True where memory did not bind: the fastest layout fits, so more microbatches cannot help.
-    """
-    answers = [
-        _answer(question, solved, layout)
-        for layout in layouts(solved.candidate.data, question.pins, policies(question.framework))
-    ]
-    if question.pins.recompute is None and question.framework == "torch":
-        answers += _lightened(question, solved, answers)
-    for answer in answers:
-        standings.offer(answer)
-    fit = any(answer.memory.fits for answer in answers)
-    if fit and min(answers, key=order).memory.fits:
-        return True
-    if fit:
-        _squeeze_faster(question, solved, answers, standings, solver)
-    fit = fit or _squeezed(question, solved, answers, standings, solver)
-    if question.offloads:
-        relieved = _offloaded(question, solved, answers, standings)
-        if not (fit or any(answer.memory.fits for answer in relieved)):
-            _squeezed(question, solved, relieved, standings, solver)
-    return False
-
-
-def _lightened(question: Question, solved: Solved, answers: Sequence[Answer]) -> list[Answer]:
-    """What fits where all blocks recompute and not where they keep products, with as few blocks
-    that recompute as memory asks for."""
-    fits = {answer.layout: answer.memory.fits for answer in answers}
-    device, made = question.cluster.device, []
-    for layout, fitting in fits.items():
-        heavy, lighter = layout.recompute, replace(layout, recompute=Recompute(SELECTIVE))
-        if fitting and heavy.policy in (COMPUTE, FULL) and not fits[lighter]:
-            state = state_of(question, layout, solved.candidate)
-            recompute = lightest(solved.summary, state, heavy.policy, device)
-            if recompute != heavy:
-                made.append(_answer(question, solved, replace(layout, recompute=recompute)))
-    return made
-
-
-def _squeeze_faster(
-    question: Question,
-    solved: Solved,
-    answers: Sequence[Answer],
-    standings: Standings,
-    solver: Solver,
-) -> None:
-    """Of each recomputation that does not fit and would be faster than the best plan, offers the
-    tightest layout squeezed: other shardings may take less time than to recompute more."""
-    tightest: dict[Recompute, Answer] = {}
-    for answer in sorted(answers, key=lambda a: a.memory.total):
-        tightest.setdefault(answer.layout.recompute, answer)
-    for answer in tightest.values():
-        if not answer.memory.fits and not standings.beats(answer.time.total_s):
-            squeezed = _squeeze(question, solved, answer, solver)
-            if squeezed is not None:
-                standings.offer(squeezed)
-
-
-def _squeezed(
-    question: Question,
-    solved: Solved,
-    answers: Sequence[Answer],
-    standings: Standings,
-    solver: Solver,
-) -> bool:
-    """Offers the tightest of ``answers`` squeezed; whether that fits."""
-    for tightest in sorted(answers, key=lambda a: a.memory.total)[:1]:
-        squeezed = _squeeze(question, solved, tightest, solver)
-        if squeezed is not None:
-            standings.offer(squeezed)
-            return True
-    return False
-
-
-def _offloaded(
-    question: Question, solved: Solved, answers: Sequence[Answer], standings: Standings
-) -> list[Answer]:
-    """What does not fit and would be faster than the best plan, with the optimizer's state in host
-    memory: that never takes less time, and frees no more than that state. Offers all of them."""
-    device, made = question.cluster.device, []
-    share, _ = overhead(solved.summary.packages, device)
-    for answer in answers:
-        memory = answer.memory
-        freed = (1 + share) * memory.optimizer
-        late_s = streamed_s(device, memory.optimizer, question.optimizer)
-        if memory.fits or (memory.total - freed > memory.limit and standings.best is not None):
-            continue
-        if not standings.beats(answer.time.total_s + late_s):
-            made.append(_answer(question, solved, offloaded(answer.layout)))
-            standings.offer(made[-1])
-    return made
-
-
-def _squeeze(question: Question, solved: Solved, tightest: Answer, solver: Solver) -> Answer | None:
-    """Solves again with a price on memory, so that the tightest layout may fit after all."""
-    layout, memory = tightest.layout, tightest.memory
-    over = memory.total - memory.limit
-    if over > memory.activations or over <= 0:  # or the host's memory is what is short
-        return None
-    free = solve(question, solved.candidate, solver, layout, 1.0)
-    if free is None:
-        return None
-    for share in (1.05, 1.5, 2.5):
-        limit = int(free.solution.peak - share * over)
-        if limit <= 0:
-            return None
-        again = solve(question, solved.candidate, solver, layout, 1.0, limit)
-        if again is None:
-            return None
-        answer = _answer(question, again, layout)
-        if answer.memory.fits:
-            return answer
-    return None
-
-
-def _answer(question: Question, solved: Solved, layout: StateLayout) -> Answer:
-    state = state_of(question, layout, solved.candidate)
-    priced = price(solved.model, state, layout.recompute)
-    solution = solved.solution
-    decided = Sharded(
-        solved.candidate, layout, solved.spread, solved.lowered, solution, solution.cost, 0.0
-    )
-    return decided.priced(priced.time, priced.memory)
-
-
-def _refine(question: Question, answer: Answer, standings: Standings, solver: Solver) -> Answer:
-    """Prices data traffic at what the simulation left exposed, until objective and time agree."""
-    best = _as_layout(question, answer)
-    exposed = answer.time.exposed_share
-    for _ in range(REFINEMENTS):
-        solved = solve(question, answer.candidate, solver, answer.layout, exposed)
-        if solved is None:
-            break
-        again = replace(_answer(question, solved, answer.layout), exposed=exposed)
-        faster = again.memory.fits and again.time.total_s <= best.time.total_s
-        if faster and not standings.alarms.sound(again):
-            best = again
-        if abs(again.time.exposed_share - exposed) < AGREED:
-            break
-        exposed = again.time.exposed_share
-    return best
-
-
-def _as_layout(question: Question, answer: Answer) -> Answer:
-    """The same decisions on the mesh of the chosen layout (the search used one data axis)."""
-    spread = replace(answer.spread, mesh=answer.layout.mesh(answer.candidate.model))
-    lowered = lowered_of(question, spread, answer.candidate)
-    return replace(answer, spread=spread, lowered=lowered)
