@@ -69,7 +69,10 @@ FINDINGS: Mapping[str, Sequence[str]] = {
         "tests/runtime/test_failures.py",
     ),
     "arrays and rules of JAX users": ("tests/jax/test_ownership.py", "tests/rules"),
-    "labels that move, split sequences": ("tests/emit/test_sequences.py",),
+    "labels that move, split sequences": (
+        "tests/emit/test_sequences.py",
+        "tests/runtime/test_attention_rows.py",
+    ),
     "mixtures of experts": ("tests/runtime/test_experts.py",),
     "bad input": (
         "tests/cli/test_bad_input.py",

@@ -55,6 +55,10 @@ ERRORS: Mapping[str, OldError] = {
         _MOVED, "autopar/lowering/spread.py",
         "            _check_in_place(tensors[name], steps, block)\n", "            pass\n",
         ("tests/emit/test_sequences.py",)),
+    "rows of a causal mask lose the mask beside it": OldError(
+        _MOVED, "runtime/pytorch/layers.py",
+        "q.device, mask), False", "q.device, None), False",
+        ("tests/runtime/test_attention_rows.py",)),
     "a causal bias is cast": OldError(
         _MOVED, "runtime/pytorch/layers.py",
         "    attend = partial(\n",
@@ -77,7 +81,7 @@ ERRORS: Mapping[str, OldError] = {
         "    if not isinstance(value, float) or not math.isfinite(value):",
         ("tests/jax/test_masks.py",)),
     "a block that is called again is priced again": OldError(
-        _CALLED, "autopar/pricing/pipeline.py",
+        _CALLED, "autopar/pricing/cut_model.py",
         "ties.append((last[instance], unit))", "pass",
         ("tests/planner/test_pipeline_search.py", "tests/runtime/test_shared_layers.py")),
     "what no op reads is in no stage": OldError(
