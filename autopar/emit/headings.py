@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from autopar.nouns.axes import SAMPLES
+from autopar.nouns.axes import PIPELINE, SAMPLES, SHARD
 from autopar.nouns.offload import OFFLOAD
 from autopar.nouns.plan import Plan
 
@@ -15,16 +15,16 @@ def state_held(plan: Plan, rank: str = "rank") -> str:
     zero = max(stage.zero for stage in plan.stages)
     if len({stage.zero for stage in plan.stages}) > 1:
         return f"state is split over dp_shard by ZeRO {plan.each('zero')}, stage by stage"
-    if zero and mesh.size("dp_shard") > 1:
+    if zero and mesh.size(SHARD) > 1:
         return f"{('', *_SPLIT)[zero]} split over dp_shard"
     model = bool(mesh.model_axes)
     if mesh.device_count == 1:
         return f"the one {rank} holds all of it"
-    if not model and mesh.size("pp") == 1:
+    if not model and mesh.size(PIPELINE) == 1:
         return f"every {rank} holds all of it"
     part = "the state of its stages"
     if model:
-        part = "its pieces of the state" + (" of its stages" if mesh.size("pp") > 1 else "")
+        part = "its pieces of the state" + (" of its stages" if mesh.size(PIPELINE) > 1 else "")
     copies = bool(mesh.batch_axes)
     return f"each {rank} holds {part}" + (f"; data {rank}s hold the same" if copies else "")
 

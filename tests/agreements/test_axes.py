@@ -9,8 +9,7 @@ from tests.agreements.test_imports import ROOT, sources
 
 MAY_SPELL = {
     "autopar/nouns/": "where the names are from",
-    "autopar/emit/": "text of programs, and settings of other trainers",
-    "autopar/files/imports/": "settings of other trainers",
+    "autopar/files/imports/deepspeed.py": "a section of DeepSpeed's settings",
 }
 
 

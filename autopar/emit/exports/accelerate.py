@@ -16,6 +16,7 @@ from autopar.emit.exports.text import (
     recomputes,
     refuse,
 )
+from autopar.nouns.axes import CONTEXT, EXPERT, PIPELINE, REPLICATE, SHARD, TENSOR
 
 NAME = "accelerate"
 PRECISIONS = {"float32": "no", "bfloat16": "bf16", "float16": "fp16"}
@@ -103,7 +104,7 @@ def _settings(setup: Setup) -> dict[str, Any]:
             "fsdp_state_dict_type": "SHARDED_STATE_DICT",
         }
     if _shards(setup) or setup.layout.tp > 1 or setup.layout.cp > 1:
-        sizes = ("dp_replicate", "dp_shard", "tp", "cp")
+        sizes = (REPLICATE, SHARD, TENSOR, CONTEXT)
         settings["parallelism_config"] = {
             f"parallelism_config_{name}_size": getattr(setup.layout, name) for name in sizes
         }
@@ -121,8 +122,8 @@ def check(setup: Setup, target: str) -> None:
             "Export to maxtext, levanter, axlearn or partition-specs",
         )
     for name, why in (
-        ("pp", "its ParallelismConfig has no pipeline"),
-        ("ep", "its ParallelismConfig has no experts"),
+        (PIPELINE, "its ParallelismConfig has no pipeline"),
+        (EXPERT, "its ParallelismConfig has no experts"),
     ):
         if getattr(x, name) > 1:
             raise refuse(

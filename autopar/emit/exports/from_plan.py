@@ -12,7 +12,7 @@ from typing import Any
 
 from autopar.emit.exports.held import Held, held
 from autopar.emit.exports.setup import Machines, Setup, StoredTensor, waves
-from autopar.nouns.axes import PIPELINE, REPLICATE, SHARD
+from autopar.nouns.axes import PIPELINE, REPLICATE, SHARD, TENSOR
 from autopar.nouns.batch import BatchEntry
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.errors import UserError
@@ -127,7 +127,7 @@ def _layers(plan: Plan, graph: Graph) -> tuple[int, ...]:
 
 def _splits_tokens(text: str) -> bool:
     """Whether a sharding splits dim 1 over tp: the sequence, in activations [b, s, h]."""
-    return Sharding.parse(text).on("tp").dim == 1
+    return Sharding.parse(text).on(TENSOR).dim == 1
 
 
 def _activations(plan: Plan, graph: Graph) -> Iterator[StoredTensor]:
@@ -171,14 +171,14 @@ def _held(plan: Plan, graph: Graph) -> Held | None:
     for p in _parameters(plan, graph):
         if not p.trained:
             continue
-        ways = plan.degrees["tp"] if p.sharding.on("tp").kind == "S" else 1
+        ways = plan.degrees[TENSOR] if p.sharding.on(TENSOR).kind == "S" else 1
         for stage in homes.get(p.instance or p.name, {0}):
             ranks[places[plan.stages[stage].device]][p.dtype] += -(-math.prod(p.shape) // ways)
     if not any(ranks):
         return None
     memory = plan.prediction.memory_bytes
     offloads = any(stage.offload != "none" for stage in plan.stages)
-    shards = plan.degrees["dp_shard"]
+    shards = plan.degrees[SHARD]
     return held(
         *([rank for rank in ranks if rank], over(plan.stages[0].zero, shards), shards),
         *(0.0 if offloads else state_per_parameter(plan.optimizer), (memory.total, memory.limit)),

@@ -12,6 +12,7 @@ from autopar.emit.exports.jax_trainers import check_mesh
 from autopar.emit.exports.setup import Setup
 from autopar.emit.exports.sizes import in_words, plain, sized
 from autopar.emit.exports.text import Export, header, not_carried, recomputes, refuse
+from autopar.nouns.axes import CONTEXT, EXPERT, PIPELINE
 
 NAME = "levanter"
 
@@ -19,7 +20,7 @@ NAME = "levanter"
 def export(setup: Setup) -> Export:
     """``levanter.yaml``. Raises `Refused`."""
     check_mesh(setup, NAME)
-    for name in ("pp", "cp", "ep"):
+    for name in (PIPELINE, CONTEXT, EXPERT):
         if getattr(setup.layout, name) > 1:
             raise refuse(
                 NAME,

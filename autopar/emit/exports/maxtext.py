@@ -13,6 +13,7 @@ from autopar.emit.exports.jax_trainers import check_mesh, check_stages
 from autopar.emit.exports.setup import Setup, within_nodes
 from autopar.emit.exports.sizes import sized
 from autopar.emit.exports.text import Export, header, not_carried
+from autopar.nouns.axes import CONTEXT, PIPELINE, REPLICATE, SHARD, TENSOR
 from autopar.nouns.recompute import FULL, NONE, SELECTIVE
 
 NAME = "maxtext"
@@ -31,11 +32,11 @@ REMAT = {
 """MaxText always recomputes something: the least that it has keeps all products and attention. What
 is not here is `full`."""
 AXES = {
-    "pp": "pipeline",
-    "dp_replicate": "data",
-    "dp_shard": "fsdp",
-    "cp": "context",
-    "tp": "tensor",
+    PIPELINE: "pipeline",
+    REPLICATE: "data",
+    SHARD: "fsdp",
+    CONTEXT: "context",
+    TENSOR: "tensor",
 }
 
 
@@ -98,11 +99,11 @@ def _mesh(setup: Setup) -> dict[str, Any]:
         inside, across = ways[name]
         if setup.machines.kind == "tpu":
             inside, across = inside * across, 1
-        if name == "dp_shard":
+        if name == SHARD:
             if setup.layout.zero == 1:
                 axis = "data"
-                inside *= ways["dp_replicate"][0]
-                across *= ways["dp_replicate"][1]
+                inside *= ways[REPLICATE][0]
+                across *= ways[REPLICATE][1]
             elif setup.layout.ep > 1:
                 inside, across = _less(inside, across, setup.layout.ep)
         for network, size in (("ici", inside), ("dcn", across)):

@@ -12,6 +12,7 @@ from autopar.emit.exports.setup import Setup, StoredTensor
 from autopar.emit.exports.tensor_styles import wildcard
 from autopar.emit.exports.text import Export, header, not_carried, refuse
 from autopar.lowering.state import even_cut
+from autopar.nouns.axes import CONTEXT, EXPERT, PIPELINE, REPLICATE, SHARD, TENSOR
 from autopar.nouns.mesh import Mesh
 
 NAME = "partition-specs"
@@ -89,9 +90,9 @@ def export(setup: Setup) -> Export:
         selects_ops=True,
     )
     sizes = {
-        "dp_replicate": x.dp_replicate,
-        "dp_shard": x.dp_shard,
-        "tp": x.tp,
+        REPLICATE: x.dp_replicate,
+        SHARD: x.dp_shard,
+        TENSOR: x.tp,
     }
     stored = _once(setup.parameters)
     parts = [
@@ -118,19 +119,19 @@ def _once(parameters: Iterable[StoredTensor]) -> dict[str, StoredTensor]:
 def _spec(p: StoredTensor, setup: Setup, sharded: bool) -> str:
     """``P('dp_shard', 'tp')``; ``sharded``: over dp_shard too, where our programs cut."""
     axes: list[list[str]] = [[] for _ in p.shape]
-    mesh = Mesh(("tp",), (setup.layout.tp,))
+    mesh = Mesh((TENSOR,), (setup.layout.tp,))
     for axis, placement in p.sharding.placements:
         if placement.kind == "S" and mesh.size(axis) > 1:
             axes[placement.dim].append(axis)
     if sharded and setup.layout.dp_shard > 1:
         cut = even_cut(p.sharding.local_shape(p.shape, mesh), setup.layout.dp_shard)
         if cut is not None:
-            axes[cut].append("dp_shard")
+            axes[cut].append(SHARD)
     return _text(axes)
 
 
 def _data(setup: Setup) -> list[str]:
-    return [name for name in ("dp_replicate", "dp_shard") if getattr(setup.layout, name) > 1]
+    return [name for name in (REPLICATE, SHARD) if getattr(setup.layout, name) > 1]
 
 
 def _batch(setup: Setup) -> dict[str, str]:
@@ -181,7 +182,7 @@ def _check(setup: Setup) -> None:
             "PartitionSpecs go by the names of a JAX model's parameters",
             "Plan the JAX model (`autopar plan`) and export that plan",
         )
-    for name in ("pp", "cp", "ep"):
+    for name in (PIPELINE, CONTEXT, EXPERT):
         if getattr(setup.layout, name) > 1:
             raise refuse(
                 NAME,

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from autopar.emit.exports.setup import StoredTensor
+from autopar.nouns.axes import TENSOR
 
 Style = Literal["column", "row", "whole"]
 
@@ -52,7 +53,7 @@ def wildcard(name: str) -> str:
 
 
 def _style(p: StoredTensor) -> Style:
-    placement = p.sharding.on("tp")
+    placement = p.sharding.on(TENSOR)
     if placement.kind != "S":
         return "whole"
     return "column" if placement.dim == 0 else "row"

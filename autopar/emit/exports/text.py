@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from autopar.emit.exports.setup import Setup
+from autopar.nouns.axes import TENSOR
 from autopar.nouns.errors import UserError
 from autopar.nouns.recompute import ATTENTION, COMPUTE, FULL, NONE, SELECTIVE, Recompute
 
@@ -80,7 +81,7 @@ def not_carried(
             f"recompute={SELECTIVE} (all but products, attention and what collectives gave runs "
             "again): full takes its place"
         )
-    if per_op and any(p.sharding.on("tp").kind == "S" for p in setup.parameters):
+    if per_op and any(p.sharding.on(TENSOR).kind == "S" for p in setup.parameters):
         notes.append("which parameters the plan splits over tp: the trainer has its own rule")
     return (*notes, *(text for text in more if text))
 

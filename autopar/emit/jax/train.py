@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from autopar.emit.constants import literal
 from autopar.emit.text import Lines, docstring, tuple_text
-from autopar.nouns.axes import SAMPLES
+from autopar.nouns.axes import SAMPLES, SHARD
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.zero import Zero, over
 
@@ -51,7 +51,7 @@ class How:
     @property
     def split(self) -> Zero:
         """What ``dp_shard`` splits."""
-        return over(self.zero, self.mesh.size("dp_shard"))
+        return over(self.zero, self.mesh.size(SHARD))
 
     @property
     def shards(self) -> bool:
@@ -171,7 +171,7 @@ def _reduced(how: How) -> list[str]:
     lines.add('"""A gradient, summed over all devices that have parts of it."""')
     rest = how.data
     if how.shards:
-        rest = tuple(axis for axis in how.data if axis != "dp_shard")
+        rest = tuple(axis for axis in how.data if axis != SHARD)
         every = _names(how.data)
         if how.deferred:
             every = f"({', '.join(map(literal, how.data))}, *leaf.parameter.deferred)"

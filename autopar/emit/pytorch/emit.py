@@ -36,7 +36,7 @@ from autopar.lowering.counts import counted
 from autopar.lowering.precision import HALF
 from autopar.lowering.spread import MICROBATCH, SAMPLE_AXES, Lowered
 from autopar.lowering.stages import StagePart, stage_parts
-from autopar.nouns.axes import CONTEXT
+from autopar.nouns.axes import CONTEXT, SHARD
 from autopar.nouns.offload import OFFLOAD
 from autopar.nouns.plan import Plan
 from autopar.pipeline.schedules.of_plan import schedule_of
@@ -119,7 +119,7 @@ def _how(
         clip_norm=plan.clip_norm,
         staged=len(plan.stages) > 1,
         counts="def counts(" in model,
-        late=late or (alone and zero > 0 and mesh.size("dp_shard") > 1),
+        late=late or (alone and zero > 0 and mesh.size(SHARD) > 1),
         tied=_tied(parts, plan),
         optimizer=plan.optimizer,
         schedule=plan.schedule,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from autopar.emit.constants import literal
 from autopar.emit.text import Lines, docstring
-from autopar.nouns.axes import PIPELINE, SAMPLES
+from autopar.nouns.axes import PIPELINE, REPLICATE, SAMPLES, SHARD
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.zero import ZERO, over
 
@@ -68,7 +68,7 @@ class How:
     @property
     def shards(self) -> bool:
         """Whether FSDP2 holds the state."""
-        return over(self.zero, self.mesh.size("dp_shard")).optimizer
+        return over(self.zero, self.mesh.size(SHARD)).optimizer
 
     @property
     def holder(self) -> str:
@@ -216,7 +216,7 @@ def _reduced(how: How, where: str) -> str:
         if where == "here":
             return f"DDP meanwhile adds gradients up over {_and(how.data)}"
         return f"DDP adds gradients up over {_and(how.data)} in the last"
-    whole = "dp_replicate" in how.data
+    whole = REPLICATE in how.data
     if where == "here":
         more = ", then all-reduces over dp_replicate" if whole else ""
         return f"FSDP2 meanwhile reduce-scatters over dp_shard{more}"
