@@ -32,7 +32,6 @@ from autopar.pricing.activations import (
 )
 from autopar.pricing.prices import PICOSECONDS, Prices
 from autopar.pricing.xla_memory import XlaLives, xla_lives
-from autopar.rules.resharding import Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,76 +173,96 @@ def _sum(one: Mapping[str, int], more: Mapping[str, int], times: int) -> dict[st
 
 
 def _unit(lowered: Lowered, prices: Prices) -> Unit:
+    forward, backward, weights, light = _computed(lowered, prices)
+    moved, met = _moved(lowered, prices)
+    trained, frozen, deferred, cutting = _parameters(lowered)
+    added = prices.added(sum(n * DTYPE_BYTES[dtype] for dtype, n in trained.items()))
+    return Unit(
+        forward / PICOSECONDS,
+        (backward + added) / PICOSECONDS,
+        moved[0] / PICOSECONDS,
+        moved[1] / PICOSECONDS,
+        sum(prices.collective(p.collective) for p in rerun_collectives(lowered)) / PICOSECONDS,
+        met,
+        trained,
+        frozen,
+        deferred,
+        saved_parameters(lowered),
+        (weights + added) / PICOSECONDS,
+        light / PICOSECONDS,
+        cutting,
+    )
+
+
+def _computed(lowered: Lowered, prices: Prices) -> tuple[int, int, int, int]:
+    """Picoseconds of arithmetic: forward, backward; of that gradients of parameters; of forward
+    what runs again even where the results of products are kept."""
     tensors = lowered.graph.tensors
-    forward = backward = weights = light = moved_forward = moved_backward = 0
-    met_forward = met_backward = 0
+    forward = backward = weights = light = 0
+    for op in lowered.ops:
+        if op.bound is None:
+            continue
+        ahead, back = prices.compute(op, tensors, lowered.block)
+        forward, backward = forward + ahead, backward + back
+        if not keeps_result(op):
+            light += ahead
+        if any(tensors[n].role == "parameter" and tensors[n].differentiable for n in op.op.inputs):
+            weights += min(ahead, back)
+    return forward, backward, weights, light
 
-    fusion, scope = prices.fusion, lowered.block
 
-    def add(steps: tuple[Step, ...], tensor: Tensor, grad: bool, handed: bool = False) -> None:
-        nonlocal moved_forward, moved_backward, met_forward, met_backward
-        there, back = prices.steps(steps, tensor, grad, handed)
-        moved_forward += there
-        moved_backward += back
-        met_forward += there > 0
+def _moved(lowered: Lowered, prices: Prices) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Picoseconds of collectives over model axes, and how many there are, both ways."""
+    tensors, fusion, scope = lowered.graph.tensors, prices.fusion, lowered.block
+    steps = [
+        (v.steps, v.tensor, v.tensor.differentiable, key(scope, name) in fusion.handed)
+        for name, v in lowered.tensors.items()
+    ]
+    steps += [
+        (o.steps, tensors[o.name], o.differentiable, fusion.takes(scope, op.op, i))
+        for op in lowered.ops
+        for i, o in enumerate(op.operands)
+        if o.steps
+    ]
+    steps += [(o.steps, tensors[o.name], o.differentiable, False) for o in lowered.outputs]
+    forward = backward = met_forward = met_backward = 0
+    for some, tensor, grad, handed in steps:
+        ahead, back = prices.steps(some, tensor, grad, handed)
+        forward, backward = forward + ahead, backward + back
+        met_forward += ahead > 0
         met_backward += back > 0
+    for op in lowered.ops:
+        for direction, moved in internal_collectives(op, lowered.mesh) if op.bound else ():
+            if direction == "forward":
+                forward, met_forward = forward + prices.collective(moved), met_forward + 1
+            else:
+                backward, met_backward = backward + prices.collective(moved), met_backward + 1
+    return (forward, backward), (met_forward, met_backward)
 
+
+def _parameters(
+    lowered: Lowered,
+) -> tuple[dict[str, int], dict[str, int], dict[str, int], frozenset[str]]:
+    """Elements on one model rank, trained and frozen, by dtype; bytes of gradients that are partial
+    sums, by model axes; the model axes that cut a trained one."""
     trained: dict[str, int] = {}
     frozen: dict[str, int] = {}
     deferred: dict[str, int] = {}
     cutting: set[str] = set()
-    for name, value in lowered.tensors.items():
-        handed = key(scope, name) in fusion.handed
-        add(value.steps, value.tensor, value.tensor.differentiable, handed)
+    for value in lowered.tensors.values():
+        dtype = value.tensor.dtype
         if value.tensor.role != "parameter":
             continue
         numel = _stored_numel(lowered, value.tensor, value.produced)
         kind = trained if value.tensor.differentiable else frozen
-        kind[value.tensor.dtype] = kind.get(value.tensor.dtype, 0) + numel
+        kind[dtype] = kind.get(dtype, 0) + numel
         if not value.tensor.differentiable:
             continue
         held = [(a, p.kind) for a, p in value.produced.placements if a not in SAMPLE_AXES]
         cutting.update(axis for axis, kind in held if kind == "S")
         if axes := "+".join(axis for axis, kind in held if kind == "D"):
-            deferred[axes] = deferred.get(axes, 0) + numel * DTYPE_BYTES[value.tensor.dtype]
-    for op in lowered.ops:
-        for i, operand in enumerate(op.operands):
-            taken = fusion.takes(scope, op.op, i)
-            add(operand.steps, tensors[operand.name], operand.differentiable, taken)
-        if op.bound is None:
-            continue
-        f, b = prices.compute(op, tensors, scope)
-        forward, backward = forward + f, backward + b
-        if not keeps_result(op):
-            light += f
-        if any(tensors[n].role == "parameter" and tensors[n].differentiable for n in op.op.inputs):
-            weights += min(f, b)
-        for direction, moved in internal_collectives(op, lowered.mesh):
-            if direction == "forward":
-                moved_forward += prices.collective(moved)
-                met_forward += 1
-            else:
-                moved_backward += prices.collective(moved)
-                met_backward += 1
-    for operand in lowered.outputs:
-        add(operand.steps, tensors[operand.name], operand.differentiable)
-    added = prices.added(sum(n * DTYPE_BYTES[dtype] for dtype, n in trained.items()))
-    backward, weights = backward + added, weights + added
-    return Unit(
-        forward / PICOSECONDS,
-        backward / PICOSECONDS,
-        moved_forward / PICOSECONDS,
-        moved_backward / PICOSECONDS,
-        sum(prices.collective(p.collective) for p in rerun_collectives(lowered)) / PICOSECONDS,
-        (met_forward, met_backward),
-        trained,
-        frozen,
-        deferred,
-        saved_parameters(lowered),
-        weights / PICOSECONDS,
-        light / PICOSECONDS,
-        frozenset(cutting),
-    )
+            deferred[axes] = deferred.get(axes, 0) + numel * DTYPE_BYTES[dtype]
+    return trained, frozen, deferred, frozenset(cutting)
 
 
 def _stored_numel(lowered: Lowered, tensor: Tensor, produced: Sharding) -> int:
