@@ -161,7 +161,7 @@ def _more_devices(question: Question) -> Iterator[_Change]:
         if _least_state(question, devices) > cluster.memory_bytes:
             continue
         words = (
-            f"{devices} devices in place of {cluster.device_count}, pairs_text "
+            f"{devices} devices in place of {cluster.device_count}, joined "
             f"by {cluster.levels[-1].name} too"
         )
         yield _Change(words, replace(question, cluster=resized(cluster, devices)))
