@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields, replace
 from autopar.cost_models.bands import memory_band
 from autopar.cost_models.constants import constant
 from autopar.cost_models.family import Arch
-from autopar.cost_models.layer_figures import Kept, Saved
+from autopar.cost_models.layer_figures import LayerKept, Saved
 from autopar.cost_models.pipeline_time import pipeline_of
 from autopar.cost_models.precision import is_narrow, stream_bytes
 from autopar.cost_models.software import Software
@@ -93,7 +93,7 @@ def footprint(
     layout: Layout,
     software: Software,
     precision: str,
-    kept: Kept,
+    kept: LayerKept,
 ) -> Footprint:
     """The footprint of the fullest pipeline rank.
 
@@ -118,7 +118,7 @@ def rank_footprint(
     software: Software,
     rank: int,
     precision: str,
-    kept: Kept,
+    kept: LayerKept,
 ) -> Footprint:
     """The footprint of one rank, with the layers in flight that its schedule gives it."""
     x = layout
@@ -221,7 +221,7 @@ def saved_bytes(
     software: Software,
     share: float,
     precision: str,
-    kept: Kept,
+    kept: LayerKept,
 ) -> float:
     """Activation bytes that one layer saves for backward, one microbatch, on one rank.
 

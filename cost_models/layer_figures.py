@@ -87,7 +87,7 @@ class LayerFigures:
 
 
 @dataclass(frozen=True)
-class Kept:
+class LayerKept:
     """What a layer keeps of one microbatch for backward: with one MLP, and with experts, without
     what routed tokens leave. None: no layer is so."""
 

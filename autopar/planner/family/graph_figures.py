@@ -16,8 +16,8 @@ from autopar.cost_models.collectives import Kind as Collective
 from autopar.cost_models.family import Arch
 from autopar.cost_models.layer_figures import (
     KEY_TILE,
-    Kept,
     LayerFigures,
+    LayerKept,
     Moved,
     Saved,
     mean,
@@ -55,15 +55,15 @@ ROUTED = ("router", "experts", "routed")
 
 
 @dataclass(frozen=True)
-class Figures:
+class ModelFigures:
     """Of an average layer; what one keeps of a microbatch for backward, with one MLP and with
     experts."""
 
     layer: LayerFigures
-    kept: Kept
+    kept: LayerKept
 
 
-def figures_of(arch: Arch, layout: Layout, software: Software, precision: str) -> Figures:
+def figures_of(arch: Arch, layout: Layout, software: Software, precision: str) -> ModelFigures:
     """Of each kind of layer from its graph, and of an average one.
 
     Raises:
@@ -82,7 +82,7 @@ def figures_of(arch: Arch, layout: Layout, software: Software, precision: str) -
 
 
 @lru_cache(maxsize=1024)
-def _averaged(arch: Arch, way: Way, cp: int, imbalance: float) -> Figures:
+def _averaged(arch: Arch, way: Way, cp: int, imbalance: float) -> ModelFigures:
     counts = Counter(kinds_of(arch))
     kinds = _lowered(replace(arch, layers=len(counts)), way, tuple(counts))
     each = [(kinds[kind].over(cp), count / arch.layers) for kind, count in counts.items()]
@@ -91,7 +91,7 @@ def _averaged(arch: Arch, way: Way, cp: int, imbalance: float) -> Figures:
     layer = mean(each).beside(*routed)
     saved = zip(counts, (one.saved for one, _ in each), strict=True)
     kept = {kind.dense or not arch.is_moe: one for kind, one in saved}
-    return Figures(layer, Kept(kept.get(True), kept.get(False)))
+    return ModelFigures(layer, LayerKept(kept.get(True), kept.get(False)))
 
 
 @dataclass(frozen=True)
