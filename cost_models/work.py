@@ -139,16 +139,15 @@ def work_of(
     software: Software,
     precision: str = "bf16",
     *,
-    figures: LayerFigures,
+    layer: LayerFigures,
 ) -> Work:
     """The work of the busiest rank.
 
-    precision: what matrix products compute in. figures: of an average layer.
+    precision: what matrix products compute in. layer: an average one.
     """
     x = layout
     tokens = x.microbatch * arch.seq / x.cp
     wire = stream_bytes(precision)  # of an activation or gathered parameter
-    layer = figures
     dense = Products(layer.products)
     share = arch.moe_layers / arch.layers
     routed_products: list[Product] = []

@@ -41,8 +41,8 @@ def work_for(
     arch: Arch, cluster: Cluster, layout: Layout, software: Software, precision: str
 ) -> Work:
     """What the busiest rank does; its layers as the model's graph has them."""
-    figures = figures_of(arch, layout, software, precision).layer
-    return work_of(arch, layout, cluster, software, precision, figures=figures)
+    layer = figures_of(arch, layout, software, precision).layer
+    return work_of(arch, layout, cluster, software, precision, layer=layer)
 
 
 def memory_of(arch: Arch, layout: Layout, software: Software, precision: str) -> Footprint:
