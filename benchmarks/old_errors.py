@@ -81,7 +81,7 @@ ERRORS: Mapping[str, OldError] = {
         "    if not isinstance(value, float) or not math.isfinite(value):",
         ("tests/jax/test_masks.py",)),
     "a block that is called again is priced again": OldError(
-        _CALLED, "autopar/pricing/cut_model.py",
+        _CALLED, "autopar/pricing/cuts.py",
         "ties.append((last[instance], unit))", "pass",
         ("tests/planner/test_pipeline_search.py", "tests/runtime/test_shared_layers.py")),
     "what no op reads is in no stage": OldError(

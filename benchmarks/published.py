@@ -26,10 +26,9 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from autopar.cost_models.bands import time_band
-from autopar.cost_models.rates import fitted, fitted_table, rates_of
-from autopar.cost_models.step_time import step_time
-from autopar.planner.family.layouts import footprint_of
+from autopar.cost_models.bands import memory_band, time_band
+from autopar.cost_models.rates import fitted, fitted_table
+from autopar.planner.family.runs import peak_bytes, step_of
 from benchmarks.published_bands import report, time_ratios, write_bands
 from benchmarks.published_declarations import Row
 from benchmarks.published_errors import (
@@ -42,7 +41,7 @@ from benchmarks.published_errors import (
     ranking,
     schedules_in_order,
 )
-from benchmarks.published_fit import Fit, one_per_configuration, run_work, source_of
+from benchmarks.published_fit import Fit, one_per_configuration, source_of
 from benchmarks.published_forgetting import FORGETTING, forget, forgotten_memory
 from benchmarks.published_priors import priors
 from benchmarks.published_rows import Run, Unpriceable, read_run
@@ -126,7 +125,7 @@ def read_all(rows: Iterable[Row]) -> tuple[list[Run], dict[str, str]]:
         try:
             run = read_run(row)
             price_run(run)
-            footprint_of(run.arch, run.layout, run.software, run.precision)
+            peak_bytes(run.priced)
         except Unpriceable as error:
             reasons[row["id"]] = str(error)
         except (ValueError, KeyError, TypeError, ArithmeticError) as error:
@@ -138,8 +137,7 @@ def read_all(rows: Iterable[Row]) -> tuple[list[Run], dict[str, str]]:
 
 def price_run(run: Run) -> float:
     """Step seconds by the shipped constants."""
-    rates = rates_of(run.cluster.device, run.precision, run.software, run.arch.dim)
-    return float(step_time(run_work(run), rates).total_s)
+    return float(step_of(run.priced).total_s)
 
 
 def row_report(row_id: str, runs: Sequence[Run], reasons: dict[str, str]) -> dict[str, Any]:
@@ -156,15 +154,15 @@ def row_report(row_id: str, runs: Sequence[Run], reasons: dict[str, str]) -> dic
     if run is None:
         return row
     seconds = price_run(run)
-    memory = footprint_of(run.arch, run.layout, run.software, run.precision)
+    memory = peak_bytes(run.priced)
     tokens = run.layout.global_batch * run.arch.seq / run.layout.device_count
     band = time_band(run.cluster.device.family, run.arch.is_moe)
     row["predicted_tokens_per_s_per_gpu"] = tokens / seconds
     row["predicted_step_time_s"] = seconds
-    row["predicted_peak_mem_gib"] = memory.total / 2**30
+    row["predicted_peak_mem_gib"] = memory / 2**30
     row["band"] = {
         "step_time_s": list(band.around(seconds)),
-        "peak_mem_gib": [size / 2**30 for size in memory.band],
+        "peak_mem_gib": [size / 2**30 for size in memory_band().around(memory)],
     }
     return row
 

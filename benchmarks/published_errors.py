@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from autopar.cost_models.software import Software
 from autopar.nouns.layout import Layout
-from autopar.planner.family.layouts import footprint_of
+from autopar.planner.family.runs import peak_bytes
 from benchmarks.published_bands import Ratio
 from benchmarks.published_fit import Fit
 from benchmarks.published_rows import Run
@@ -57,7 +57,7 @@ def memory_ratios(runs: Sequence[Run]) -> list[Ratio]:
     by_key: dict[str, Ratio] = {}
     for run in runs:
         if run.memory_bytes:
-            total = footprint_of(run.arch, run.layout, run.software, run.precision).total
+            total = peak_bytes(run.priced)
             by_key[run.key] = Ratio("peak memory", run.source, run.memory_bytes / total)
     return list(by_key.values())
 

@@ -12,15 +12,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from autopar.cost_models.catalogue import UnknownDevice, find_device
-from autopar.cost_models.family import Arch, LatentAttention
-from autopar.cost_models.recompute import MODULES
 from autopar.cost_models.software import Software
 from autopar.cost_models.units import parse_quantity
+from autopar.frontends.family.arch import Arch, LatentAttention
 from autopar.nouns.cluster import Cluster, Device, DeviceGroup
 from autopar.nouns.layout import Layout
 from autopar.nouns.level import Level
 from autopar.nouns.offload import OFFLOAD
 from autopar.nouns.recompute import ATTENTION, FULL, KEEP_ALL, Recompute
+from autopar.planner.family.runs import TrainingRun
+from autopar.pricing.software.again import MODULES
 from benchmarks.published_declarations import Cells, Knowledge, Row, matching, software_of
 from benchmarks.published_guesses import likely_microbatch, that_fits
 
@@ -55,6 +56,11 @@ class Run:
     """The likely reason where the prediction is far off."""
     notes: str = field(default="", repr=False)
 
+    @property
+    def priced(self) -> TrainingRun:
+        """What of it a price depends on."""
+        return TrainingRun(self.arch, self.cluster, self.layout, self.software, self.precision)
+
 
 def read_run(row: Row, knowledge: Knowledge = "declared", without: Collection[int] = ()) -> Run:
     """The run that `row` describes, of its source no more known than `knowledge` says, and read
@@ -78,12 +84,12 @@ def read_run(row: Row, knowledge: Knowledge = "declared", without: Collection[in
     arch = _arch(row)
     layout = _layout(row, arch)
     precision = row["precision"] or "bf16"
+    cluster = _cluster(row, device, max(layout.device_count, _int(row, "num_devices") or 1))
     if not row["recompute"]:
-        layout = that_fits(arch, layout, software, precision, device)
+        layout = that_fits(TrainingRun(arch, cluster, layout, software, precision))
     stated = row["micro_batch"] or "local batch size" in row["notes"]
     if not (stated or "TPU" in row["device"]) and row["global_batch"]:
-        layout = likely_microbatch(arch, layout, software, precision, device)
-    cluster = _cluster(row, device, max(layout.device_count, _int(row, "num_devices") or 1))
+        layout = likely_microbatch(TrainingRun(arch, cluster, layout, software, precision))
     measured_s, metric = _measured(row, arch, layout, device.peak("bf16"))
     memory = _float(row, "metric_peak_mem_gib")
     config = "|".join(

@@ -8,17 +8,14 @@ hides behind hides no other. Array-generic.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-Number = Any
-"""A float, or an array of them."""
+from autopar.cost_models.columns import Number
 
 
 def exposed_s(comm_s: Number, capacity_s: Number, contention: Number) -> Number:
     """Seconds that `comm_s` of communication adds to a step."""
-    hidden = np.minimum(comm_s, capacity_s)
+    hidden: Number = np.minimum(comm_s, capacity_s)
     return comm_s - hidden + contention * hidden
 
 

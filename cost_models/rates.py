@@ -4,14 +4,58 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+import numpy as np
+
+from autopar.cost_models.columns import Number
 from autopar.cost_models.constants import Constant, read_constants
 from autopar.cost_models.precision import NARROW, compute_dtype, wide_dtype
 from autopar.cost_models.software import Software
-from autopar.cost_models.step_time import Rates
 from autopar.nouns.cluster import Device
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Rates of one device in one precision under one execution style."""
+
+    matmul_flops_per_s: Number
+    head_flops_per_s: Number
+    expert_flops_per_s: Number
+    attention_flops_per_s: Number
+    attention_seq: Number
+    """Keys at which the attention kernel runs at half rate."""
+    attention_backward: Number
+    """Backward FLOPs of attention over its forward's."""
+    memory_bytes_per_s: Number
+    softmax_bytes_per_s: Number
+    route_bytes_per_s: Number
+    thin_size: Number
+    """A product with this smallest dim runs at half rate."""
+    expert_thin_size: Number
+    """The same of a grouped product of experts."""
+    product_s: Number
+    """Fixed time of one matrix product and what surrounds it."""
+    expert_s: Number
+    host_layer_s: Number
+    """Least time of a layer's forward and backward that the host needs to issue it."""
+    host_moe_s: Number
+    """The same for a layer that routes tokens."""
+    offload_parameters_per_s: Number
+    tp_hidden: Number
+    """Share of tensor-parallel collectives that pieces of the product can hide."""
+    ep_hidden: Number
+    contention: Number
+    tp_wire: Number
+    """Time of a collective inside a training step over its time alone."""
+    ep_wire: Number
+    straggle: Number
+    """Slow-down for each doubling of devices past eight."""
+    step_s: Number
+    """Fixed time of a step outside the layers."""
+
 
 # Board power of the part of each family that most measurements come from.
 REFERENCE_POWER_W = {"ampere": 400.0, "hopper": 700.0, "blackwell": 1000.0, "cdna3": 750.0}
@@ -51,7 +95,7 @@ def product_share(device: Device, constants: Mapping[str, float]) -> float:
     share = constants[family_constant("matmul", device, constants)]
     reference_w = REFERENCE_POWER_W.get(device.family, 0.0)
     if device.power_w and reference_w:
-        share *= (device.power_w / reference_w) ** constants["power"]
+        share = share * (device.power_w / reference_w) ** constants["power"]
     return share
 
 
@@ -67,11 +111,11 @@ def attention_share(
     half = HALF_HEAD.get(f"{kernel}_{device.family}", plain)
     if kernel == "unfused":  # batched products of heads that no tile divides
         padded = head_dim
-        share *= constants["odd_head"] if head_dim % 8 else 1.0
+        share = share * (constants["odd_head"] if head_dim % 8 else 1.0)
     else:
         padded = math.ceil(head_dim / 8) * 8  # fused kernels fill heads up to whole vectors
-        share *= head_dim / padded
-    share *= padded / (padded + half / EXPONENTIALS.get(device.name, 1.0))
+        share = share * head_dim / padded
+    share = share * padded / (padded + half / EXPONENTIALS.get(device.name, 1.0))
     return share * (128 + half) / 128
 
 
@@ -92,7 +136,7 @@ def rates_of(
         quick = device.peak(name) * c.get(f"narrow_{kind}_{device.family}", c[f"narrow_{kind}"])
     attention = attention_share(device, software.attention, head_dim, c)
     if software.attention_narrow and name in NARROW:
-        attention *= c["attention_narrow"]
+        attention = attention * c["attention_narrow"]
     memory = c["memory"]
     return Rates(
         matmul_flops_per_s=matmul * quick,
@@ -115,13 +159,10 @@ def rates_of(
         host_layer_s=0.0 if software.graphs else c["host_layer_s"],
         host_moe_s=0.0 if software.moe_graphs else c["host_moe_s"],
         offload_parameters_per_s=c["offload_parameters_per_s"],
-        tp_hidden=min(1.0, c["tp_hidden"]) if software.tp_overlap else 0.0,
-        ep_hidden=min(1.0, c["ep_hidden"]) if software.ep_overlap else 0.0,
-        dp_hidden=min(1.0, c["dp_hidden"]) if software.dp_overlap else 0.0,
-        p2p_hidden=min(1.0, c["p2p_hidden"]) if software.p2p_overlap else 0.0,
+        tp_hidden=np.minimum(1.0, c["tp_hidden"]) if software.tp_overlap else 0.0,
+        ep_hidden=np.minimum(1.0, c["ep_hidden"]) if software.ep_overlap else 0.0,
         contention=c["contention"],
         tp_wire=c["tp_wire"],
-        dp_wire=c["dp_wire"],
         ep_wire=c["ep_wire"],
         straggle=c["straggle"],
         step_s=c["step_graph_s" if software.graphs else "step_s"],

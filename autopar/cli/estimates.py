@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from autopar.cli.progress import progress
-from autopar.cost_models.family import Arch
 from autopar.cost_models.software import Software
 from autopar.files.cluster_file import load_cluster
+from autopar.frontends.family.arch import Arch
 from autopar.nouns.cluster import Cluster, short_dtype
 from autopar.nouns.errors import DoesNotFit, UserError
 from autopar.nouns.layout import Pins
@@ -185,14 +185,14 @@ def _sequences(tokens: int, seq: int) -> int:
 def _sizes(question: EstimateRequest, cluster: Cluster) -> _Sizes:
     """Of ``--arch``, or of a model that is captured. Raises `UserError`."""
     if question.model is None:
-        from autopar.files.arch_file import load_arch
+        from autopar.frontends.family.arch_file import load_arch
 
         arch = load_arch(question.arch or "")
         return _Sizes(arch, None, question.precision or "bf16", question.style)
     from autopar.cli.unemitted import PRICED_BY, software_of
     from autopar.frontends.dispatch import capture
+    from autopar.frontends.family.read import NotOfFamily, arch_of
     from autopar.frontends.loading import load_workload
-    from autopar.planner.family.architecture import NotOfFamily, arch_of
     from autopar.planner.planning import check_style
 
     workload = load_workload(question.model)

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from autopar.cost_models.family import Arch
 from autopar.cost_models.software import States
 from autopar.emit.exports.from_plan import machines, setup_of
 from autopar.emit.exports.held import TRAINERS, Held
@@ -15,6 +14,7 @@ from autopar.emit.exports.setup import Figures, Setup
 from autopar.emit.exports.targets import target
 from autopar.files import export_folder, plan_folder
 from autopar.files.cluster_file import load_cluster
+from autopar.frontends.family.arch import Arch
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.errors import UserError
 from autopar.nouns.layout import Layout, pairs_of, pairs_text
@@ -187,7 +187,7 @@ def figures_of(arch: Arch) -> Figures:
 def held_by(arch: Arch, layout: Layout, cluster: Cluster, precision: str) -> Held | None:
     """Memory as the estimate has it, and with the state that each trainer keeps; None in 32 bits,
     which all keep alike."""
-    from autopar.planner.family.layouts import memory_of, software_for
+    from autopar.planner.family.runs import peak_bytes, run_on, software_for
 
     if precision not in ("bf16", "fp16"):
         return None
@@ -198,7 +198,9 @@ def held_by(arch: Arch, layout: Layout, cluster: Cluster, precision: str) -> Hel
         "deepspeed": "deepspeed",
     }
     totals = {
-        keeper: round(memory_of(arch, layout, replace(usual, states=state), precision).total)
+        keeper: peak_bytes(
+            run_on(arch, cluster, layout, precision, software=replace(usual, states=state))
+        )
         for keeper, state in states.items()
     }
     kept = next(keeper for keeper, state in states.items() if state == usual.states)

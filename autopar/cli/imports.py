@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from autopar.cli.progress import progress
-from autopar.cost_models.family import Arch
 from autopar.files.imports.readers import read
 from autopar.files.imports.settings import Settings
+from autopar.frontends.family.arch import Arch
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.errors import UserError
 from autopar.nouns.layout import Layout, LayoutError
 from autopar.planner.family.estimate import PRECISIONS, Estimate, estimate
-from autopar.planner.family.layouts import sweep
 from autopar.planner.family.pins import completed
+from autopar.planner.family.sweep import sweep
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,13 +115,13 @@ def _with_degrees(settings: Settings, layout: Layout) -> str:
 def _sizes(asked: Asked, settings: Settings) -> tuple[Arch, int | None, str]:
     """(architecture, batch where the model's file says it, precision)"""
     if asked.model is None:
-        from autopar.files.arch_file import load_arch
+        from autopar.frontends.family.arch_file import load_arch
 
         return load_arch(asked.arch or ""), None, asked.precision or settings.precision or "bf16"
     from autopar.frontends.dispatch import capture
+    from autopar.frontends.family.read import arch_of
     from autopar.frontends.loading import load_workload
     from autopar.nouns.cluster import short_dtype
-    from autopar.planner.family.architecture import arch_of
 
     workload = load_workload(asked.model)
     progress(f"capturing {asked.model}")

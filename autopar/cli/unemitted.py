@@ -1,6 +1,6 @@
 """Layouts of a model that no backend emits: priced by the transformer family, never written.
 
-The model is captured and read as figures of the family (`autopar.planner.family.architecture`); the
+The model is captured and read as figures of the family (`autopar.frontends.family.read`); the
 layout that ``--fix`` names, and nothing beside it, is then priced as `autopar estimate --arch`
 prices it, in the precision, batch and execution style of the model.
 """
@@ -13,11 +13,11 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 
-from autopar.cost_models.footprint import STATE_BYTES
 from autopar.cost_models.precision import stream_bytes
 from autopar.cost_models.software import Software, States, default_software
 from autopar.files.cluster_file import load_cluster
 from autopar.frontends.dispatch import capture
+from autopar.frontends.family.read import NotOfFamily, arch_of
 from autopar.frontends.loading import load_workload
 from autopar.frontends.shared.captured import Captured
 from autopar.nouns.axes import PIPELINE
@@ -29,10 +29,10 @@ from autopar.nouns.recompute import COMPUTE, SELECTIVE
 from autopar.nouns.style import Style, style_of
 from autopar.nouns.workload import Workload
 from autopar.planner.ask.pins import unemitted
-from autopar.planner.family.architecture import NotOfFamily, arch_of
 from autopar.planner.family.estimate import Estimate, estimate
 from autopar.planner.family.pins import completed, read_pins
 from autopar.planner.planning import Progress, check_style
+from autopar.pricing.software.states import STATE_BYTES
 from autopar.report.estimates import render, to_object
 
 PRICED_BY = "transformer family"

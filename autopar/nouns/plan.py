@@ -89,6 +89,10 @@ class Fingerprints:
 class Memory:
     """Predicted peak on the fullest device, bytes. ``limit`` is what that device offers.
 
+    buffers:  parameters gathered, gradients on their way, workspaces.
+    reserved: freed, but kept by the allocator.
+    outside:  what the process and its libraries hold beside the allocator.
+
     host: what is offloaded into the memory of a host for one device, where that takes most of
           ``host_limit``, what the host offers to the device.
     """
@@ -100,8 +104,20 @@ class Memory:
     activations: int
     buffers: int
     limit: int
+    reserved: int = 0
+    outside: int = 0
     host: int = 0
     host_limit: int = 0
+
+    @property
+    def allocated(self) -> int:
+        """What tensors hold."""
+        return self.total - self.reserved - self.outside
+
+    def parts(self) -> dict[str, int]:
+        """What adds up to the total."""
+        names = ("parameters", "gradients", "optimizer", "activations", "buffers")
+        return {name: getattr(self, name) for name in (*names, "reserved", "outside")}
 
     @property
     def filled(self) -> float:

@@ -77,6 +77,8 @@ class Clock:
         from autopar.pipeline import kernels
 
         columns = actions_s.shape[-1]
+        if sends_s.shape != (len(self.pairs), columns):  # kernels read past what is not there
+            raise ValueError(f"sends of {sends_s.shape} beside {len(self.pairs)} pairs, {columns}")
         costs = actions_s.reshape(-1, columns)
         free, begun, ended = kernels.times(
             self._order,

@@ -44,14 +44,8 @@ def layout_bounds(
         "waiting time": time.waiting_s,
         "communication that is not hidden": time.exposed_s + time.model_communication_s,
     }
-    parts = {
-        "parameters": memory.parameters,
-        "gradients": memory.gradients,
-        "optimizer state": memory.optimizer,
-        "activations": memory.activations,
-        "buffers": memory.buffers,
-    }
-    return time_bounds(time.total_s, parts_s, at_peak_s) + memory_bounds(memory.total, parts, least)
+    held = memory_bounds(memory.total, memory.parts(), least)
+    return time_bounds(time.total_s, parts_s, at_peak_s) + held
 
 
 def prediction_bounds(predicted: Prediction, tokens: int | None) -> list[Bound]:

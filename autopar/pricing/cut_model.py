@@ -1,62 +1,41 @@
-"""A lowered graph as units between which it may be cut into stages; what is summed up is kept.
+"""A model that may be cut into stages, with what each of them costs; what is summed up is kept.
 
 Stages of equal ops, as runs of as many blocks, are summed up once, wherever they stand.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-
-import numpy as np
+from dataclasses import dataclass, field
 
 from autopar.lowering.spread import Lowered
-from autopar.lowering.stages import StagePart, stage_parts, updated_buffers
 from autopar.nouns.cluster import Cluster
-from autopar.nouns.plan import Stage
-from autopar.pricing.links import links
+from autopar.pricing.cuts import Cuts, Signature
 from autopar.pricing.prices import Prices
-from autopar.pricing.runs import KEPT
-from autopar.pricing.sends import Flow, Sends, flows
+from autopar.pricing.software_summary import summary_of
 from autopar.pricing.summary import Summary, summarise
-
-Signature = tuple[bool, bytes]
-"""Whether a run starts the model, and the kinds of its units."""
 
 
 @dataclass(slots=True)
 class CutModel:
-    """A lowered graph as units between which it may be cut; parts and summaries are kept.
-
-    units: first ops of the smallest parts that stages are made of.
-    kinds: equal numbers for units of equal ops, equal resharding, and as far behind the unit that
-           has the same parameters.
-    ties:  (unit, the next one that calls the same instance of a block).
+    """`Cuts` of a graph with the prices of its units; ``summary`` is of the whole.
 
     One may be had for every view of a cluster (`on`); they share what prices do not change.
     """
 
-    lowered: Lowered
+    cuts: Cuts
     summary: Summary
     prices: Prices
     framework: str
-    units: tuple[str, ...] = ()
-    kinds: tuple[int, ...] = ()
-    ties: tuple[tuple[int, int], ...] = ()
-    flows: tuple[Flow, ...] = ()
-    _kinds: bytes = b""
-    _parts: dict[tuple[int, int], StagePart] = field(default_factory=dict)
     _summaries: dict[Signature, Summary] = field(default_factory=dict)
     _views: dict[Cluster, CutModel] = field(default_factory=dict)
-    _sends: dict[tuple[Cluster, int, int], Sends] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        if not self.units:
-            self.units = cut_points(self.lowered)
-            self.ties = _ties(self.lowered, self.units)
-            self.kinds = _kinds(self.lowered, self.units, self.ties)
-            self._kinds = np.array(self.kinds, dtype=np.int32).tobytes()
-            self.flows = flows(self.lowered, self.units)
+    @property
+    def lowered(self) -> Lowered:
+        return self.cuts.lowered
+
+    @property
+    def units(self) -> tuple[str, ...]:
+        return self.cuts.units
 
     def on(self, view: Cluster) -> CutModel:
         """The same on other devices, or with other links."""
@@ -66,111 +45,19 @@ class CutModel:
             known = self.prices
             prices = Prices(view, known.mesh, known.precision, known.fusion)
             summary = summarise(self.lowered, prices, self.framework)
-            self._views[view] = replace(
-                self, summary=summary, prices=prices, _summaries={}, _views={}
-            )
+            self._views[view] = CutModel(self.cuts, summary, prices, self.framework)
         return self._views[view]
-
-    def sends(self, cluster: Cluster, pp: int, apart: int) -> Sends:
-        """Between stages of so many pipeline ranks, each so many devices from the next."""
-        key = cluster, pp, apart
-        if key not in self._sends:
-            self._sends[key] = Sends(self.flows, len(self.units), links(cluster, pp, apart))
-        return self._sends[key]
-
-    def part(self, first: int, end: int) -> StagePart:
-        """Units ``first`` to ``end - 1`` as a stage."""
-        if (first, end) not in self._parts:
-            starts = [i for i in (first, end) if 0 < i < len(self.units)]
-            stages = [Stage(), *(Stage(first=self.units[i]) for i in starts)]
-            self._parts[first, end] = stage_parts(self.lowered, stages)[1 if first else 0]
-        return self._parts[first, end]
-
-    def signature(self, first: int, end: int) -> Signature:
-        """Equal for stages that cost the same: calls of equal blocks with equal resharding."""
-        return first == 0, self._kinds[4 * first : 4 * end]
 
     def stage_summary(self, first: int, end: int) -> Summary:
         if (first, end) == (0, len(self.units)):
             return self.summary
-        key = self.signature(first, end)
+        key = self.cuts.signature(first, end)
         if key not in self._summaries:
-            part = self.part(first, end)
-            self._summaries[key] = summarise(
-                part.lowered, self.prices, self.framework, self.summary
-            )
+            self._summaries[key] = self._summarised(self.cuts.part(first, end).lowered)
         return self._summaries[key]
 
-
-def cut_points(lowered: Lowered) -> tuple[str, ...]:
-    """First ops of the units: the graph's first, blocks, and ops with parameters.
-
-    Every unit makes something that has a gradient: constants alone are no stage. A buffer that the
-    forward updates is of one unit.
-    """
-    tensors = lowered.graph.tensors
-    points = [lowered.ops[0].op.name]
-    trains = False
-    together = _together(lowered)
-    for place, op in enumerate(lowered.ops):
-        reads = any(tensors[n].role == "parameter" for n in op.op.inputs)
-        flows = any(tensors[n].differentiable for n in op.op.outputs)
-        cuts = not any(first < place <= last for first, last in together)
-        if cuts and trains and flows and (op.op.kind == "block" or reads):
-            points.append(op.op.name)
-        trains = trains or flows
-    return tuple(points)
-
-
-def _together(lowered: Lowered) -> list[tuple[int, int]]:
-    """First and last op that read a buffer which the forward updates, where they are several; a
-    layer that updates its own may be called several times."""
-    places: dict[str, list[int]] = {}
-    updated = updated_buffers(op.op for op in lowered.ops)
-    bodies = {
-        name: bool(updated_buffers(op.op for op in block.ops))
-        for name, block in lowered.blocks.items()
-    }
-    for place, op in enumerate(lowered.ops):
-        held = updated.intersection(op.op.inputs)
-        if op.op.kind == "block" and bodies[op.op.attrs["block"]]:
-            held.add(op.op.attrs["instance"])  # with the buffers of its own
-        for name in held:
-            places.setdefault(name, []).append(place)
-    return [(held[0], held[-1]) for held in places.values() if held[-1] > held[0]]
-
-
-def _ties(lowered: Lowered, units: Sequence[str]) -> tuple[tuple[int, int], ...]:
-    starts = {name: i for i, name in enumerate(units)}
-    last: dict[str, int] = {}
-    ties = []
-    for op in lowered.ops:
-        if op.op.kind == "block" and op.op.name in starts:
-            unit, instance = starts[op.op.name], op.op.attrs["instance"]
-            if instance in last:
-                ties.append((last[instance], unit))
-            last[instance] = unit
-    return tuple(ties)
-
-
-def _kinds(
-    lowered: Lowered, units: Sequence[str], ties: Sequence[tuple[int, int]]
-) -> tuple[int, ...]:
-    """Of each unit a number for what its ops are, how what they read and give is resharded, and how
-    far before it the same parameters stand. Where that is farther than in every run that a longer
-    one is told from (`runs.KEPT`), units are alike only in a pattern that repeats them too."""
-    starts = {name: i for i, name in enumerate(units)}
-    instances = {op.op.name: op.op.attrs.get("instance") for op in lowered.ops}
-    of_unit: list[list[object]] = [[] for _ in units]
-    for before, unit in ties:
-        instance = instances[units[unit]] if unit - before >= KEPT else ""
-        of_unit[unit].append((unit - before, instance))
-    unit = 0
-    for op in lowered.ops:
-        unit = starts.get(op.op.name, unit)
-        called = op.op.name if op.bound else f"block {op.op.attrs['block']}"
-        moved = tuple(operand.steps for operand in op.operands)
-        given = tuple(lowered.tensors[name].steps for name in op.op.outputs)
-        of_unit[unit].append((called, moved, given))
-    numbers: dict[tuple[object, ...], int] = {}
-    return tuple(numbers.setdefault(tuple(ops), len(numbers)) for ops in of_unit)
+    def _summarised(self, part: Lowered) -> Summary:
+        trainer = self.prices.trainer
+        if trainer is None:
+            return summarise(part, self.prices, self.framework, self.summary)
+        return summary_of(part, self.prices, trainer, self.summary)

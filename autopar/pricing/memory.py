@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
 
 from autopar.nouns.cluster import Device
 from autopar.nouns.graph import DTYPE_BYTES
@@ -11,8 +10,11 @@ from autopar.nouns.offload import CHUNKS
 from autopar.nouns.plan import Memory
 from autopar.nouns.recompute import Recompute
 from autopar.pricing.offload import chunk_bytes, kept_bytes, resident_bytes, room_bytes
+from autopar.pricing.software.memory import Overhead, overhead_of
+from autopar.pricing.software.trainer import Trainer
 from autopar.pricing.state import StateSharding
 from autopar.pricing.summary import Summary
+from autopar.pricing.units.held import StageBytes
 from autopar.pricing.xla_memory import xla_moments
 
 ALLOCATOR_SHARE = 0.04
@@ -22,27 +24,10 @@ CONTEXT_BYTES = {"gpu": 1_500_000_000, "tpu": 300_000_000, "cpu": 350_000_000}
 no profile says how much a training process of the device holds; on a CPU that is the process."""
 
 
-@dataclass(frozen=True, slots=True)
-class StageBytes:
-    """Of one stage of a pipeline. ``saved``: what it keeps of each microbatch for backward;
-    ``passing``: what one pass makes on top and frees again; ``casts``: copies of parameters;
-    ``host``: optimizer state in host memory; ``chunks``: what of it a step has on the device at
-    most, of all stages of a rank together."""
-
-    parameters: int
-    gradients: int
-    optimizer: int
-    host: int
-    saved: int
-    passing: int
-    casts: int
-    gathered: int
-    packages: frozenset[str]
-    chunks: int = 0
-
-
 def stage_bytes(summary: Summary, state: StateSharding, recompute: Recompute) -> StageBytes:
     """What a stage holds; ``summary`` is of that stage alone."""
+    if summary.held is not None:
+        return summary.held
     parameters, gradients, optimizer, host = _state_bytes(summary, state)
     if summary.xla is None:
         life = summary.life(recompute)
@@ -76,7 +61,9 @@ def step_memory(
     return rank_memory([held], held.saved, device)
 
 
-def rank_memory(stages: Sequence[StageBytes], held_bytes: int, device: Device) -> Memory:
+def rank_memory(
+    stages: Sequence[StageBytes], held_bytes: int, device: Device, trainer: Trainer | None = None
+) -> Memory:
     """The peak on a rank of a pipeline that holds these stages.
 
     held_bytes: the most that its stages hold for backward at once, over all microbatches. On top
@@ -93,8 +80,14 @@ def rank_memory(stages: Sequence[StageBytes], held_bytes: int, device: Device) -
         activations,
     )
     gathered = sum(s.gathered for s in stages)
+    if trainer is not None:  # what is gathered of one stage makes room for that of the next
+        gathered = max(s.gathered for s in stages)
+        beside = overhead_of(trainer, activations + gathered)
+        return _memory(parts, gathered + beside.workspace, beside, device, host)
     packages = frozenset[str]().union(*(s.packages for s in stages))
-    return _with_overhead(parts, gathered, packages, device, host)
+    share, outside = overhead(packages, device)
+    beside = Overhead(0, int(share * (sum(parts) + gathered)), outside)
+    return _memory(parts, gathered, beside, device, host)
 
 
 def overhead(packages: Set[str], device: Device) -> tuple[float, int]:
@@ -119,21 +112,20 @@ def _state_bytes(summary: Summary, state: StateSharding) -> tuple[int, int, int,
     return parameters, gradients, resident_bytes(optimizer, state.optimizer), optimizer
 
 
-def _with_overhead(
-    parts: tuple[int, int, int, int], gathered: int, packages: Set[str], device: Device, host: int
+def _memory(
+    parts: tuple[int, int, int, int], buffers: float, beside: Overhead, device: Device, host: int
 ) -> Memory:
-    """With what the allocator loses and libraries hold."""
     parameters, gradients, optimizer, activations = parts
-    allocated = sum(parts)
-    share, held = overhead(packages, device)
-    lost = int(share * (allocated + gathered)) + held
+    kept = round(buffers), round(beside.reserved), round(beside.outside)
     return Memory(
-        total=allocated + gathered + lost,
+        total=sum(parts) + sum(kept),
         parameters=parameters,
         gradients=gradients,
         optimizer=optimizer,
         activations=activations,
-        buffers=gathered + lost,
+        buffers=kept[0],
+        reserved=kept[1],
+        outside=kept[2],
         limit=device.memory_bytes,
         host=host,
         host_limit=room_bytes(device) if host else 0,

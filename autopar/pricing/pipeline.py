@@ -6,7 +6,7 @@ stage is a pipeline of one rank.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import cache
@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from autopar.cost_models.columns import Number, plain, table
 from autopar.lowering.spread import Lowered
 from autopar.lowering.stages import CutError
 from autopar.nouns.cluster import Cluster
@@ -21,25 +22,28 @@ from autopar.nouns.plan import Memory, Plan, Stage
 from autopar.nouns.recompute import Recompute
 from autopar.pipeline.actions import Action, Schedule
 from autopar.pipeline.check import held
-from autopar.pipeline.clock import Clock, Times, first_forwards
+from autopar.pipeline.clock import Times, first_forwards
 from autopar.pipeline.play import Costs, Timeline, play
 from autopar.pipeline.schedules.of_plan import schedule_of
 from autopar.pipeline.schedules.one_way import one_f_one_b
-from autopar.pricing.cut_model import CutModel, Signature
-from autopar.pricing.memory import StageBytes, rank_memory, stage_bytes
+from autopar.pricing.cut_model import CutModel
+from autopar.pricing.cuts import Cuts, Signature
+from autopar.pricing.memory import rank_memory, stage_bytes
 from autopar.pricing.prices import Prices
 from autopar.pricing.runs import Table, runs_of_kinds
-from autopar.pricing.sends import Ends, Order, Sends, Sent
+from autopar.pricing.sends import Ends, Played, Sends, Sent, Timed
+from autopar.pricing.software_step import blocking, gathering, slowed
 from autopar.pricing.stage_time import StageTime, stage_time
 from autopar.pricing.state import StateSharding
-from autopar.pricing.step_time import StepTime, rank_times, step_time, sums_s
+from autopar.pricing.step_time import StepTime, Sums, rank_times, step_time, sums_s
 from autopar.pricing.summary import Summary
+from autopar.pricing.units.held import StageBytes
 from autopar.rules.fusion import ALONE
 
 
 class Figure(IntEnum):
-    """Of a stage: seconds of actions and of what comes once a step; bytes that it holds all the
-    time, for each microbatch in flight, and in passing; seconds that its first forward takes more.
+    """Of a stage: seconds of actions, of what comes once a step, and that its first forward takes
+    more; bytes that it holds all the time, for each microbatch in flight, and in passing.
     """
 
     FORWARD = 0
@@ -47,10 +51,10 @@ class Figure(IntEnum):
     WEIGHTS = 2
     REDUCE = 3
     UPDATE = 4
-    STATE = 5
-    SAVED = 6
-    PASSING = 7
-    FIRST = 8
+    FIRST = 5
+    STATE = 6
+    SAVED = 7
+    PASSING = 8
 
 
 class Choice(NamedTuple):
@@ -128,21 +132,22 @@ class PipelinePrices:
         """Whether I leaves the gradients of weights to W. Where a stage recomputes, or gathers its
         parameters for each pass, I does all of backward: in two parts it would do that twice; and
         a compiled backward is one function."""
+        if self.state.trainer is not None:
+            return True
         whole = self.state.split.parameters or self.model.prices.fusion is not ALONE
         return not (self.recompute.runs_again or whole)
 
     def time(self, first: int, end: int) -> StageTime:
-        key = self.model.signature(first, end)
+        key = self.model.cuts.signature(first, end)
         if key not in self._times:
             summary = self.model.stage_summary(first, end)
-            self._times[key] = stage_time(
-                summary, self.state, self.cluster, self.recompute, self.alone
-            )
+            beside = self.alone or self.state.trainer is not None
+            self._times[key] = stage_time(summary, self.state, self.cluster, self.recompute, beside)
         return self._times[key]
 
     @property
     def sends(self) -> Sends:
-        return self.model.sends(self.cluster, self.pp, self.state.mesh.device_count)
+        return self.model.cuts.sends(self.cluster, self.pp, self.state.mesh.device_count)
 
     def sent(self, runs: Sequence[tuple[int, int]], schedule: Schedule) -> Sent:
         """What stages send one another."""
@@ -177,42 +182,50 @@ class PipelinePrices:
 
     def figures(self, first: int, end: int) -> tuple[float, ...]:
         """What `Figure` numbers, of units ``first`` to ``end - 1``."""
-        key = self.model.signature(first, end)
+        key = self.model.cuts.signature(first, end)
         if key not in self._figures:
             self._figures[key] = self._priced(first, end)
         return self._figures[key]
 
     def _priced(self, first: int, end: int) -> tuple[float, ...]:
-        time, held = self.time(first, end), self.bytes_of(first, end)
-        return (
-            time.forward_s,
-            time.backward_s,
-            time.weights_s if self.splits_backward else 0.0,
-            time.reduce_s,
-            time.update_s + time.late_s,
-            held.parameters + held.gradients + held.optimizer + held.casts + held.gathered,
-            held.saved,
-            held.passing,
-            time.first_s,
-        )
+        held = self.bytes_of(first, end)
+        kept = held.parameters + held.gradients + held.optimizer + held.casts + held.gathered
+        return (*self.seconds(first, end), kept, held.saved, held.passing)
+
+    def seconds(self, first: int, end: int) -> tuple[Number, ...]:
+        """Those of `figures` that are seconds."""
+        time = self.time(first, end)
+        weights_s = time.weights_s if self.splits_backward else 0.0
+        update_s = time.update_s + time.late_s
+        return time.forward_s, time.backward_s, weights_s, time.reduce_s, update_s, time.first_s
 
     def table(self) -> Table:
         """[figures, units + 1, units + 1] of every run of units."""
         of_state = [Figure.REDUCE, Figure.UPDATE, Figure.STATE]
-        runs = runs_of_kinds(self.model.kinds)
-        return runs.table(self.figures, [Figure.PASSING], of_state, self.model.ties)
+        runs = runs_of_kinds(self.model.cuts.kinds)
+        return runs.table(self.figures, [Figure.PASSING], of_state, self.model.cuts.ties)
 
-    def clocked(self, runs: Sequence[tuple[int, int]], order: Order) -> tuple[float, list[float]]:
+    def clocked(
+        self, runs: Sequence[tuple[int, int]], order: Played
+    ) -> tuple[Number, list[Number]]:
         """Seconds of the timeline and of each rank's compute, as `play` has them."""
         if self.alone:
-            return self._passed(self.time(*runs[0]), order.schedule.microbatches)
-        each = [self.at(stage).figures(*run) for stage, run in enumerate(runs)]
-        figures = np.array(each).T[..., None]
-        _, times = clocked(order, figures, self.sent(runs, order.schedule))
-        return float(times.step_s[0]), times.busy_s[:, 0].tolist()
+            return self._passed(self.time(*runs[0]), order.microbatches)
+        each = [self.at(stage).seconds(*run) for stage, run in enumerate(runs)]
+        sent, trainer = self.sent(runs, order.schedule), self.state.trainer
+        if trainer is None:
+            times = clocked(order, table(each), sent)[1]
+            return plain(times.step_s), [plain(busy) for busy in times.busy_s]
+        each, first_s = gathering(trainer, order.schedule, each)
+        if not trainer.software.p2p_overlap:
+            each, sent = blocking(order.schedule, each, sent)
+        times = clocked(order, table(each), sent)[1]
+        apart = trainer.software.steps_overlap
+        step_s = times.active_s.max(axis=0) if apart else times.step_s
+        return plain(step_s) + first_s, [plain(busy) for busy in times.busy_s]
 
     @staticmethod
-    def _passed(time: StageTime, microbatches: int) -> tuple[float, list[float]]:
+    def _passed(time: StageTime, microbatches: int) -> tuple[Number, list[Number]]:
         """One stage has nothing to wait for."""
         busy_s = time.first_s + microbatches * (time.forward_s + time.backward_s)
         return busy_s + time.reduce_s, [busy_s]
@@ -220,17 +233,28 @@ class PipelinePrices:
     def bytes_of(self, first: int, end: int) -> StageBytes:
         return stage_bytes(self.model.stage_summary(first, end), self.state, self.recompute)
 
-    def memory(self, runs: Sequence[tuple[int, int]], schedule: Schedule) -> list[Memory]:
-        """Of every rank."""
+    def memory(
+        self,
+        runs: Sequence[tuple[int, int]],
+        schedule: Schedule,
+        peaks_of: Callable[[Sequence[int]], list[int]] | None = None,
+    ) -> list[Memory]:
+        """Of every rank. peaks_of: from what stages keep of a microbatch, the most that each rank
+        holds, where the schedule stands for a longer one."""
         each = [self.at(stage).bytes_of(*run) for stage, run in enumerate(runs)]
-        alone = [each[0].saved]  # one microbatch is in flight
-        peaks = alone if self.alone else held(schedule, lambda stage: each[stage].saved)
+        saved = [stage.saved for stage in each]
+        if self.alone:
+            peaks = saved  # one microbatch is in flight
+        elif peaks_of is not None:
+            peaks = peaks_of(saved)
+        else:
+            peaks = [int(peak) for peak in held(schedule, saved.__getitem__)]
         own = [
             [stage for i, stage in enumerate(each) if schedule.ranks[i] == rank]
             for rank in range(len(peaks))
         ]
         return [
-            rank_memory(own[rank], int(peak), self.view(rank).device)
+            rank_memory(own[rank], peak, self.view(rank).device, self.state.trainer)
             for rank, peak in enumerate(peaks)
         ]
 
@@ -238,25 +262,33 @@ class PipelinePrices:
         self,
         runs: Sequence[tuple[int, int]],
         schedule: Schedule,
-        step_s: float,
-        busy_s: Sequence[float],
+        step_s: Number,
+        busy_s: Sequence[Number],
+        microbatches: int | None = None,
     ) -> StepTime:
-        """A timeline of ``step_s`` in which ranks compute ``busy_s``, and what all do once."""
+        """A timeline of ``step_s`` in which ranks compute ``busy_s``, and what all do once.
+
+        microbatches: of a schedule that stands for a longer one.
+        """
         times = [self.at(stage).time(*run) for stage, run in enumerate(runs)]
-        ranks = rank_times(times, schedule)
+        ranks = rank_times(times, schedule, microbatches or schedule.microbatches)
         views = [self.view(rank) for rank in range(len(ranks))]
         (whole,) = times if self.alone else (None,)
         beside_s = whole.computed_s[1] + whole.inline_s[1] if whole is not None else 0.0
+        trainer = self.state.trainer
+        if trainer is not None:
+            return slowed(trainer, step_time(ranks, views, step_s, busy_s, Sums(0.0, 0.0, 0.0)))
         once = sums_s(self.model.summary, self.state, self.cluster, self.pp, beside_s)
         return step_time(ranks, views, step_s, busy_s, once)
 
 
-def clocked(order: Order, figures: Table, sent: Sent) -> tuple[Clock, Times]:
+def clocked(order: Played, figures: Table, sent: Sent) -> tuple[Timed, Times]:
     """What the schedule takes by ``figures`` [figures, stages, columns]."""
     clock = order.clock(sent.skips)
     forward, backward, weights = figures[: Figure.WEIGHTS + 1]
     every = [forward, backward, backward - weights, weights, forward + figures[Figure.FIRST]]
     seconds = sent.between(order.schedule, clock.pairs)
+    seconds = np.broadcast_to(seconds, (len(seconds), forward.shape[-1]))
     return clock, clock.times(np.stack(every, axis=1), seconds, figures[Figure.REDUCE])
 
 
@@ -295,7 +327,7 @@ def price_pipeline(
     plan: Plan, lowered: Lowered, summary: Summary, prices: Prices, cluster: Cluster
 ) -> PricedPipeline:
     """Prices the stages of ``plan`` on its own lowered graph. Raises `CutError`."""
-    model = CutModel(lowered, summary, prices, plan.framework)
+    model = CutModel(Cuts.of(lowered), summary, prices, plan.framework)
     first = plan.stages[0]
     if len({(s.spread, s.offload) for s in plan.stages}) > 1:
         raise CutError(

@@ -6,7 +6,7 @@ graph exactly. Prices are for one microbatch on one rank; the callers multiply b
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 
 from autopar.cost_models.compute import added_time_s, beside_product_s, op_rate, op_time_s
@@ -15,7 +15,9 @@ from autopar.nouns.cluster import Cluster
 from autopar.nouns.graph import Tensor
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import key
-from autopar.pricing.moves import move_time_s
+from autopar.pricing.software.figures import Figures
+from autopar.pricing.software.trainer import Trainer
+from autopar.pricing.units.moves import move_time_s
 from autopar.rules.fusion import ALONE, Fusion
 from autopar.rules.resharding import Collective, Step, collectives
 from autopar.rules.strategies import flows
@@ -28,17 +30,21 @@ PICOSECONDS = 10**12
 class Prices:
     """Prices on one cluster and mesh (with its ``microbatch`` axis); repeats are looked up.
 
-    ``fusion``: the kernels that compiled execution makes of the graph's ops.
+    ``fusion``: the kernels that compiled execution makes of the graph's ops. ``trainer``: software
+    that runs the graph in place of an emitted program.
     """
 
     cluster: Cluster
     mesh: Mesh
     precision: str
     fusion: Fusion = ALONE
+    trainer: Trainer | None = None
     works: dict[tuple[object, ...], Work] = field(default_factory=dict)
     """By op, gradients through it, local extents; prices of one graph on other meshes share it.
 
     Not by ``fusion``: all share one, since a `Solver` lives for one search."""
+    figures: dict[Hashable, Figures] = field(default_factory=dict)
+    """Of parts of the graph as a trainer runs them; shared by its layouts."""
     _ops: dict[tuple[object, ...], int] = field(default_factory=dict)
     _moves: dict[Collective, int] = field(default_factory=dict)
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
 from autopar.lowering.spread import Lowered
 from autopar.lowering.stages import remade
 from autopar.pipeline.actions import Schedule
-from autopar.pipeline.clock import Clock, Pair
+from autopar.pipeline.clock import Clock, Pair, Times
 from autopar.pricing.links import Links, Places
 from autopar.pricing.runs import Table
 
@@ -125,6 +126,27 @@ def pairs_of(parts: int, skips: Sequence[Pair]) -> list[Pair]:
     return [*((part, part + 1) for part in range(parts - 1)), *skips]
 
 
+class Timed(Protocol):
+    """What plays the actions of a schedule, as `autopar.pipeline.clock.Clock`."""
+
+    @property
+    def pairs(self) -> tuple[Pair, ...]: ...
+
+    def times(self, actions_s: Table, sends_s: Table, reduce_s: Table) -> Times: ...
+
+
+class Played(Protocol):
+    """A schedule with what plays it; it may stand for a longer one of ``microbatches``."""
+
+    @property
+    def schedule(self) -> Schedule: ...
+
+    @property
+    def microbatches(self) -> int: ...
+
+    def clock(self, skips: tuple[Pair, ...]) -> Timed: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Order:
     """A schedule with the clocks that play it, by what is sent past the next part.
@@ -135,6 +157,10 @@ class Order:
     schedule: Schedule
     written: bool = False
     _clocks: dict[tuple[Pair, ...], Clock] = field(default_factory=dict)
+
+    @property
+    def microbatches(self) -> int:
+        return self.schedule.microbatches
 
     def clock(self, skips: tuple[Pair, ...]) -> Clock:
         """``skips``: see `Sends.between`."""

@@ -14,10 +14,15 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from autopar.cost_models.columns import Number, larger, larger_of
 from autopar.cost_models.compute import update_time_s
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.recompute import COMPUTE, FULL, NONE, SELECTIVE, Recompute
-from autopar.pricing.moves import (
+from autopar.pricing.offload import kept_bytes, streamed_s
+from autopar.pricing.software.states import spent, updated_s
+from autopar.pricing.state import StateSharding
+from autopar.pricing.summary import Summary
+from autopar.pricing.units.moves import (
     BUCKET_BYTES,
     FIRST_BUCKET_BYTES,
     bucket_time_s,
@@ -25,9 +30,7 @@ from autopar.pricing.moves import (
     move_time_s,
     state_time_s,
 )
-from autopar.pricing.offload import kept_bytes, streamed_s
-from autopar.pricing.state import StateSharding
-from autopar.pricing.summary import Summary, Unit
+from autopar.pricing.units.unit import Unit
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +42,7 @@ class _Traffic:
 
     def added_s(self, contention: float) -> float:
         """What they add to a step: hidden seconds take ``contention`` of theirs from compute."""
-        return self.exposed_s + contention * max(0.0, self.moved_s - self.exposed_s)
+        return self.exposed_s + contention * larger(0.0, self.moved_s - self.exposed_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,15 +60,15 @@ class StageTime:
     met:        how often its ranks meet in a forward and a backward; met_once: and once a step.
     """
 
-    forward_s: float
-    backward_s: float
-    weights_s: float
-    reduce_s: float
-    update_s: float
-    late_s: float
-    first_s: float
-    computed_s: tuple[float, float]
-    inline_s: tuple[float, float]
+    forward_s: Number
+    backward_s: Number
+    weights_s: Number
+    reduce_s: Number
+    update_s: Number
+    late_s: Number
+    first_s: Number
+    computed_s: tuple[Number, Number]
+    inline_s: tuple[Number, Number]
     moved_s: float
     moved_once_s: float
     met: tuple[int, int]
@@ -77,8 +80,8 @@ class _Piece:
     """Seconds of a unit under a policy; ``unit``: its own figures."""
 
     unit: Unit
-    forward_s: float
-    backward_s: float
+    forward_s: Number
+    backward_s: Number
     gather_s: float
     regather_s: float
     reduce_s: float
@@ -127,7 +130,7 @@ def stage_time(
     pieces = _Pieces.of(summary, state, cluster, recompute)
     reduced = _reduced_s(pieces, state, cluster)
     gathers, hides = state.split.parameters, _hides(state, cluster)
-    contention = contention_of(cluster)
+    contention = contention_of(cluster) if state.trainer is None else state.trainer.contention
     forward_s, backward_s = pieces.sum(_forward_s), pieces.sum(_backward_s)
     gathered_s = pieces.sum(lambda p: p.gather_s)
     behind_s = pieces.sum(lambda p: p.reduce_s + p.regather_s * gathers)
@@ -196,6 +199,8 @@ def _meetings_once(
 def _hides(state: StateSharding, cluster: Cluster) -> bool:
     """Whether state moves beside compute: FSDP2 hides its collectives by streams of a GPU; on gloo
     it waits for each of them."""
+    if state.trainer is not None:
+        return state.trainer.software.dp_overlap
     return not (state.fsdp and cluster.levels[-1].library == "gloo")
 
 
@@ -211,6 +216,7 @@ def _play(
     ``hides``: communication runs beside compute, else each waits for the other.
     """
     compute = communication = 0.0
+    longer = larger_of(units[-1].forward_s)
 
     def moved(issued: float, seconds: float) -> float:
         """When a collective is done; it starts no sooner than ``issued``."""
@@ -218,35 +224,30 @@ def _play(
         if not seconds:
             return 0.0
         if not hides:
-            compute += seconds
+            compute = compute + seconds
             return compute
-        communication = max(communication, issued) + seconds
+        communication = longer(communication, issued) + seconds
         return communication
 
     arrived = moved(0.0, units[0].gather_s) if gather else 0.0
     for unit, following in zip(units, [*units[1:], None], strict=True):
-        start = max(compute, arrived)
+        start = longer(compute, arrived)
         arrived = moved(start, following.gather_s) if gather and following else 0.0
-        compute = max(start, compute) + unit.forward_s
+        compute = longer(start, compute) + unit.forward_s
     forward = compute
     backward = units[::-1]
     reduced = last[::-1] if last is not None else [0.0] * len(units)
     arrived = moved(forward, backward[0].regather_s) if gather else 0.0
     for unit, own_s, following in zip(backward, reduced, [*backward[1:], None], strict=True):
-        start = max(compute, arrived)
+        start = longer(compute, arrived)
         arrived = moved(start, following.regather_s) if gather and following else 0.0
-        compute = max(start, compute) + unit.backward_s
+        compute = longer(start, compute) + unit.backward_s
         moved(compute, unit.reduce_s + own_s)
-    return forward, max(compute, communication)
+    return forward, longer(compute, communication)
 
 
 def _piece(unit: Unit, state: StateSharding, cluster: Cluster, policy: str, root: bool) -> _Piece:
-    spent = dict.fromkeys(("gather_forward", "gather_backward", "reduce", "reduce_last"), 0.0)
-    for dtype, count in unit.trained.items() if state.fsdp else ():
-        for phase, moved, _ in state.traffic(count, dtype):
-            spent[phase] += state_time_s(
-                cluster, state.mesh, True, moved.kind, moved.axis, moved.size_bytes
-            )
+    spent = _spent_s(unit, state, cluster)
     again = {
         NONE: 0.0,
         SELECTIVE: unit.light_s,
@@ -264,13 +265,26 @@ def _piece(unit: Unit, state: StateSharding, cluster: Cluster, policy: str, root
     )
 
 
+def _spent_s(unit: Unit, state: StateSharding, cluster: Cluster) -> dict[str, float]:
+    """Seconds of its state over the data axes, by the phases of `StateSharding.traffic`."""
+    if state.trainer is not None:
+        return spent(state.trainer, sum(unit.trained.values()), unit.experts)
+    seconds = dict.fromkeys(("gather_forward", "gather_backward", "reduce", "reduce_last"), 0.0)
+    for dtype, count in unit.trained.items() if state.fsdp else ():
+        for phase, moved, _ in state.traffic(count, dtype):
+            seconds[phase] += state_time_s(
+                cluster, state.mesh, True, moved.kind, moved.axis, moved.size_bytes
+            )
+    return seconds
+
+
 def _reduced_s(pieces: _Pieces, state: StateSharding, cluster: Cluster) -> list[float]:
     """For each unit, what of its gradients is reduced in the last backward alone: its own, or
     where nothing is sharded the buckets that they fill.
 
     Buckets are filled from the last unit to the first, as DistributedDataParallel does.
     """
-    if state.fsdp:
+    if state.fsdp or state.trainer is not None:
         return [piece.reduce_last_s for piece in pieces.calls]
     seconds = [0.0] * len(pieces.calls)
     if not state.mesh.sample_axes:
@@ -313,13 +327,15 @@ def _late_reduction_s(summary: Summary, state: StateSharding, cluster: Cluster) 
     )
 
 
-def _optimizer_s(summary: Summary, state: StateSharding, cluster: Cluster) -> float:
+def _optimizer_s(summary: Summary, state: StateSharding, cluster: Cluster) -> Number:
+    if state.trainer is not None:
+        return updated_s(state.trainer, summary.owners())
     moved = sum(
         state.update_bytes(numel, dtype) * copies
         for unit, copies in summary.owners()
         for dtype, numel in unit.trained.items()
     )
-    updated_s = update_time_s(cluster.device, moved, state.optimizer)
+    step_s = update_time_s(cluster.device, moved, state.optimizer)
     if not state.offloads:
-        return updated_s
-    return updated_s + streamed_s(cluster.device, kept_bytes(summary, state), state.optimizer)
+        return step_s
+    return step_s + streamed_s(cluster.device, kept_bytes(summary, state), state.optimizer)

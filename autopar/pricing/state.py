@@ -14,6 +14,7 @@ from autopar.nouns.graph import DTYPE_BYTES
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.optimizer import state_per_parameter
 from autopar.nouns.zero import Zero, over
+from autopar.pricing.software.trainer import Trainer
 from autopar.rules.resharding import Collective
 
 
@@ -30,6 +31,8 @@ class StateSharding:
     """Whether gradients are clipped by the norm of the whole."""
     offload: str = "none"
     """As `Stage.offload`."""
+    trainer: Trainer | None = None
+    """Whose ways of keeping and moving state are priced; None: those of emitted programs."""
 
     @property
     def offloads(self) -> bool:

@@ -10,10 +10,10 @@ from autopar.cost_models.compute import update_time_s
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.graph import DTYPE_BYTES, Tensor
 from autopar.nouns.sharding import Sharding
-from autopar.pricing.moves import move_time_s, state_time_s
 from autopar.pricing.offload import streamed_slope
 from autopar.pricing.prices import PICOSECONDS
 from autopar.pricing.state import StateSharding
+from autopar.pricing.units.moves import move_time_s, state_time_s
 
 _LARGE = 1 << 28
 """Bytes at which a collective's slope is read: gradients move in buckets, not one by one."""

@@ -11,15 +11,18 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
+from autopar.cost_models.columns import Number, larger, largest
 from autopar.lowering.state import StateCollective, count_sums, pipeline_loss_bytes, sums
 from autopar.nouns.axes import PIPELINE, SHARD
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.mesh import Mesh
 from autopar.pipeline.actions import Schedule
-from autopar.pricing.moves import contention_of, move_time_s
 from autopar.pricing.stage_time import StageTime
 from autopar.pricing.state import StateSharding
 from autopar.pricing.summary import Summary
+from autopar.pricing.units.moves import contention_of, move_time_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,8 @@ class StepTime:
     waiting_s: float
     """For the slowest rank, wherever ranks meet."""
     optimizer_s: float
+    other_s: float = 0.0
+    """That published software takes outside all of it: logging, data, stragglers."""
 
     @property
     def exposed_share(self) -> float:
@@ -85,6 +90,8 @@ class RankTime:
 
         With n meetings in T seconds of compute ranks come apart by `jitter * sqrt(T / n)` n times.
         """
+        if not jitter_sqrt_s:
+            return 0.0, 0.0
         each: list[float] = []
         for way, met in enumerate(self.met):
             computed_s = self.passes * sum(one.computed_s[way] for one in self.stages)
@@ -103,9 +110,10 @@ class Sums:
     counts_s: float
 
 
-def rank_times(times: Sequence[StageTime], schedule: Schedule) -> list[RankTime]:
-    """``times``: of every stage of the schedule."""
-    passes, ranks = schedule.microbatches / len(schedule.routes), schedule.ranks
+def rank_times(times: Sequence[StageTime], schedule: Schedule, microbatches: int) -> list[RankTime]:
+    """``times``: of every stage of the schedule, which may stand for a longer one of so many
+    microbatches."""
+    passes, ranks = microbatches / len(schedule.routes), schedule.ranks
     own: list[list[StageTime]] = [[] for _ in schedule.lists]
     met = [[0.0, 0.0] for _ in schedule.lists]
     for stage, time in enumerate(times):
@@ -123,30 +131,30 @@ def rank_times(times: Sequence[StageTime], schedule: Schedule) -> list[RankTime]
 def step_time(
     ranks: Sequence[RankTime],
     devices: Sequence[Cluster],
-    timeline_s: float,
-    busy_s: Sequence[float],
+    timeline_s: Number,
+    busy_s: Sequence[Number],
     once: Sums,
 ) -> StepTime:
     """A timeline of ``timeline_s`` in which ranks compute ``busy_s``, and what all do once.
 
     devices: the cluster as each rank sees it.
     """
-    busiest = max(range(len(ranks)), key=busy_s.__getitem__)
+    busiest = max(range(len(ranks)), key=lambda rank: float(np.ravel(busy_s[rank])[0]))
     rank = ranks[busiest]
     waits = [r.waiting_s(v.device.jitter_sqrt_s) for r, v in zip(ranks, devices, strict=True)]
     waiting = max(waits, key=sum)
-    update_s = max(r.update_s + r.late_s for r in ranks)
-    late_s = max(r.late_s for r in ranks)
+    update_s = largest(r.update_s + r.late_s for r in ranks)
+    late_s = largest(r.late_s for r in ranks)
     loss_s, norm_s, counts_s = once.loss_s, once.norm_s, once.counts_s
     return StepTime(
         total_s=timeline_s + counts_s + sum(waiting) + update_s + norm_s + loss_s,
-        forward_s=max(r.forward_s + w[0] for r, w in zip(ranks, waits, strict=True)) + counts_s,
+        forward_s=largest(r.forward_s + w[0] for r, w in zip(ranks, waits, strict=True)) + counts_s,
         compute_s=rank.compute_s,
         model_communication_s=rank.inline_s + late_s + norm_s,
-        data_communication_s=max(r.moved_s for r in ranks),
-        exposed_s=max(0.0, timeline_s - rank.compute_s - rank.inline_s + counts_s + loss_s),
+        data_communication_s=largest(r.moved_s for r in ranks),
+        exposed_s=larger(0.0, timeline_s - rank.compute_s - rank.inline_s + counts_s + loss_s),
         waiting_s=sum(waiting),
-        optimizer_s=max(r.update_s for r in ranks),
+        optimizer_s=largest(r.update_s for r in ranks),
     )
 
 

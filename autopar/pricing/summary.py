@@ -23,46 +23,17 @@ from autopar.nouns.graph import DTYPE_BYTES, Tensor
 from autopar.nouns.plan import key
 from autopar.nouns.recompute import Recompute
 from autopar.nouns.sharding import Sharding
-from autopar.pricing.activations import (
+from autopar.pricing.prices import PICOSECONDS, Prices
+from autopar.pricing.units.activations import (
     Life,
     activation_lives,
     keeps_result,
     kept_by_policy,
     saved_parameters,
 )
-from autopar.pricing.prices import PICOSECONDS, Prices
+from autopar.pricing.units.held import StageBytes
+from autopar.pricing.units.unit import Unit
 from autopar.pricing.xla_memory import XlaLives, xla_lives
-
-
-@dataclass(frozen=True, slots=True)
-class Unit:
-    """One call of a block, or all that lies outside the blocks: seconds of one microbatch.
-
-    ``trained`` and ``frozen`` are elements of parameters on one model rank, by dtype; ``deferred``
-    the bytes of gradients that are partial sums, by model axes (``"cp+tp"``: over both as one
-    group); ``used_back`` the elements of
-    parameters that ops keep for backward, by stored dtype. ``moved_again_s``: collectives that
-    run once more where the unit is recomputed in full; ``light_s``: of the forward, the ops that
-    run once more even where the results of products are kept. ``meetings``: reshardings and
-    collectives inside ops over model axes, forward and backward; there ranks wait for the slowest.
-    ``weights_s``: of the backward, what gradients of parameters take (as long as the forward of the
-    ops that read them; the rest of it is the way to the unit's inputs). ``cutting``: the model axes
-    that cut a trained parameter.
-    """
-
-    forward_s: float
-    backward_s: float
-    moved_forward_s: float
-    moved_backward_s: float
-    moved_again_s: float
-    meetings: tuple[int, int]
-    trained: Mapping[str, int]
-    frozen: Mapping[str, int]
-    deferred: Mapping[str, int]
-    used_back: Mapping[str, int]
-    weights_s: float = 0.0
-    light_s: float = 0.0
-    cutting: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +62,8 @@ class Summary:
     """Bytes that one call leaves for backward, by block and recompute policy."""
     whole: Mapping[str, Unit] = field(default_factory=dict)
     """``bodies``, each with its parameters."""
+    held: StageBytes | None = None
+    """Of published software: all that it holds of the stage."""
 
     def life(self, recompute: Recompute) -> Life:
         """One microbatch under a policy, or where the calls that come first do more."""

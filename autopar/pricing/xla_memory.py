@@ -22,7 +22,8 @@ from autopar.lowering.spread import MICROBATCH, Lowered, LoweredOp
 from autopar.nouns import costly
 from autopar.nouns.graph import DTYPE_BYTES
 from autopar.nouns.recompute import Recompute, policies
-from autopar.pricing.activations import (
+from autopar.pricing.state import StateSharding
+from autopar.pricing.units.activations import (
     Life,
     Places,
     Walk,
@@ -30,7 +31,6 @@ from autopar.pricing.activations import (
     moved_bytes,
     moves,
 )
-from autopar.pricing.state import StateSharding
 
 _COSTLY = frozenset(kind for row in costly.TABLE for kind in row.kinds)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
 from autopar.planner.family.estimate import Estimate
@@ -28,16 +27,7 @@ def beside(theirs: Estimate, ours: Estimate | None) -> str:
 
 def because(theirs: Estimate, ours: Estimate) -> list[str]:
     """The parts of time and memory that differ most, the largest first."""
-    times = [
-        {
-            name.removesuffix("_s").replace("_", " "): float(seconds)
-            for name, seconds in asdict(one.parts).items()
-            if name != "total_s"
-        }
-        for one in (theirs, ours)
-    ]
-    sizes = [dict(one.memory.parts()) for one in (theirs, ours)]
-    return reasons((times[0], times[1]), (sizes[0], sizes[1]))
+    return reasons((theirs.parts_s, ours.parts_s), (theirs.memory.parts(), ours.memory.parts()))
 
 
 def beside_object(theirs: Estimate, ours: Estimate | None) -> dict[str, Any]:

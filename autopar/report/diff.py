@@ -13,7 +13,7 @@ from rich.text import Text
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.plan import Plan
 from autopar.report.batches import Batches, batch_text, not_alike, sample_times_s, samples_of
-from autopar.report.parts import memory_parts, reasons, time_parts
+from autopar.report.parts import reasons, time_parts
 from autopar.report.render import indented, table
 from autopar.report.units import count, degrees, duration, percent, size
 
@@ -118,7 +118,7 @@ def costs(a: Plan, b: Plan, batches: Batches = (None, None)) -> list[tuple[str, 
         ("lower bound", one.lower_bound_s, two.lower_bound_s, duration),
         ("tokens/s", one.tokens_per_s, two.tokens_per_s, count),
         ("memory", one.memory_bytes.total, two.memory_bytes.total, size),
-        *_both(memory_parts(one.memory_bytes), memory_parts(two.memory_bytes), size),
+        *_both(one.memory_bytes.parts(), two.memory_bytes.parts(), size),
     ]
     return [
         (what, show(before), show(after), _relative(before, after))
@@ -137,7 +137,7 @@ def _both(
 def gap(a: Plan, b: Plan) -> list[str]:
     """Why a step of ``b`` takes more or less time and memory than one of ``a``."""
     one, two = a.prediction, b.prediction
-    sizes = memory_parts(one.memory_bytes), memory_parts(two.memory_bytes)
+    sizes = one.memory_bytes.parts(), two.memory_bytes.parts()
     return reasons((time_parts(one), time_parts(two)), sizes)
 
 
@@ -153,7 +153,7 @@ def diff_object(
         "step_time_s": [one.step_time_s, two.step_time_s],
         "time_parts_s": [time_parts(one), time_parts(two)],
         "memory_bytes": [one.memory_bytes.total, two.memory_bytes.total],
-        "memory_parts_bytes": [memory_parts(one.memory_bytes), memory_parts(two.memory_bytes)],
+        "memory_parts_bytes": [one.memory_bytes.parts(), two.memory_bytes.parts()],
         "because": gap(a, b),
     }
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from typing import Any
 
-from autopar.cost_models.footprint import Footprint
 from autopar.cost_models.provenance import family_origins, summary
+from autopar.nouns.plan import Memory
 from autopar.planner.family.estimate import Estimate
 from autopar.report.units import duration, percent, size
 
@@ -26,23 +25,20 @@ def render(estimate: Estimate) -> str:
         "",
         "where the time goes",
     ]
-    for name, seconds in asdict(estimate.parts).items():
-        if name != "total_s" and abs(float(seconds)) > 1e-9:
-            label = name.removesuffix("_s").replace("_", " ")
-            share = float(seconds) / estimate.step_time_s
-            lines.append(f"  {label:16s} {duration(float(seconds)):>10s} {percent(share):>8s}")
-    low, high = estimate.memory.band
-    lines += [
-        "",
-        f"peak memory of rank {estimate.memory.rank} at {estimate.memory.moment}",
-    ]
-    for name, used in estimate.memory.parts():
+    for name, seconds in estimate.parts_s.items():
+        if abs(seconds) > 1e-9:
+            share = seconds / estimate.step_time_s
+            lines.append(f"  {name:16s} {duration(seconds):>10s} {percent(share):>8s}")
+    low, high = estimate.memory_band
+    lines += ["", f"peak memory of rank {estimate.rank}"]
+    for name, used in estimate.memory.parts().items():
         lines.append(f"  {name:16s} {size(used):>10s}")
     lines += [
         f"  {'total':16s} {size(estimate.memory.total):>10s}  (band {size(low)} to {size(high)}) "
         f"of {size(estimate.memory_limit_bytes)}",
         f"  of it {size(estimate.memory.allocated)} allocated, "
-        f"{size(estimate.memory.reserved)} reserved; most for {_largest(estimate.memory)}",
+        f"{size(estimate.memory.allocated + estimate.memory.reserved)} reserved; "
+        f"most for {_largest(estimate.memory)}",
         "",
     ]
     if estimate.fits:
@@ -65,9 +61,11 @@ def _count(parameters: int) -> str:
     return f"{parameters / 1e6:.1f} M"
 
 
-def _largest(memory: Footprint) -> str:
+def _largest(memory: Memory) -> str:
     """The names of the three largest parts."""
-    return ", ".join(name for name, _ in sorted(memory.parts(), key=lambda part: -part[1])[:3])
+    return ", ".join(
+        name for name, _ in sorted(memory.parts().items(), key=lambda part: -part[1])[:3]
+    )
 
 
 def to_json(estimate: Estimate) -> str:
@@ -84,16 +82,14 @@ def to_object(estimate: Estimate) -> dict[str, Any]:
         "mfu": estimate.mfu,
         "layout": str(estimate.layout),
         "style": estimate.style,
-        "time_s": {k: float(v) for k, v in asdict(estimate.parts).items()},
+        "time_s": {"total": estimate.step_time_s, **estimate.parts_s},
         "memory_bytes": {
-            **dict(estimate.memory.parts()),
+            **estimate.memory.parts(),
             "total": estimate.memory.total,
             "allocated": estimate.memory.allocated,
-            "reserved": estimate.memory.reserved,
-            "band": list(estimate.memory.band),
+            "band": list(estimate.memory_band),
             "limit": estimate.memory_limit_bytes,
-            "rank": estimate.memory.rank,
-            "moment": estimate.memory.moment,
+            "rank": estimate.rank,
         },
         "fits": estimate.fits,
         "advice": estimate.advice,

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from autopar.nouns.plan import Memory, Prediction
+from autopar.nouns.plan import Prediction
 from autopar.report.units import duration, size
 
-MEMORY = ("parameters", "gradients", "optimizer", "activations", "buffers")
-"""Fields of `Memory` that add up to its total."""
 SMALL = 0.01
 """Share of a step below which a part says nothing about the difference; of memory twice that."""
 MOST = 3
@@ -27,11 +25,6 @@ def time_parts(predicted: Prediction) -> dict[str, float]:
         "optimizer and the rest": rest,
     }
     return parts | {name: seconds for name, seconds in late.items() if seconds > 0}
-
-
-def memory_parts(memory: Memory) -> dict[str, int]:
-    """Bytes by part, of the fullest device."""
-    return {name: getattr(memory, name) for name in MEMORY}
 
 
 def reasons(

@@ -18,7 +18,7 @@ from autopar.nouns.plan import Plan, RunnerUp
 from autopar.nouns.text.cluster import devices_text
 from autopar.nouns.zero import ZERO
 from autopar.pricing.offload import streamed_s
-from autopar.report.parts import memory_parts, time_parts
+from autopar.report.parts import time_parts
 from autopar.report.render import indented, table
 from autopar.report.units import count, degrees, duration, percent, size
 
@@ -53,7 +53,7 @@ def summary_object(
         "memory_band_bytes": list(predicted.memory_band_bytes),
         "memory_bytes": {
             "total": memory.total,
-            **memory_parts(memory),
+            **memory.parts(),
             "limit": memory.limit,
             **({"host": memory.host, "host_limit": memory.host_limit} if memory.host else {}),
         },
@@ -171,7 +171,7 @@ def _covers(band: Band, cluster: Cluster) -> str:
 def _memory(plan: Plan, cluster: Cluster) -> RenderableType:
     memory = plan.prediction.memory_bytes
     rows = table("what", "bytes", "of the limit", right=("bytes", "of the limit"))
-    for name, used in memory_parts(memory).items():
+    for name, used in memory.parts().items():
         rows.add_row(name, size(used), percent(used / memory.limit))
     rows.add_row("total at the peak", size(memory.total), percent(memory.total / memory.limit))
     rows.add_row("limit", size(memory.limit), "")

@@ -26,7 +26,7 @@ ALLOWED = {
     "searchers": {"nouns"},
     "pipeline": {"nouns"},
     "torch_private": set(),
-    "frontends": {"nouns", "rules", "torch_private"},
+    "frontends": {"nouns", "rules", "files", "torch_private"},
     "runtime": {
         "nouns",
         "rules",

@@ -11,10 +11,11 @@ from autopar.lowering.state import Stored, count_sums, cutting_axes, state_colle
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.sharding import Sharding
 from autopar.nouns.zero import ZERO, ZERO_LEVELS, over
-from autopar.pricing.moves import move_time_s
 from autopar.pricing.state import StateSharding
 from autopar.pricing.step_time import sums_s
-from autopar.pricing.summary import Summary, Unit
+from autopar.pricing.summary import Summary
+from autopar.pricing.units.moves import move_time_s
+from autopar.pricing.units.unit import Unit
 
 CLUSTER = load_cluster("examples/clusters/cpu_4.yaml")
 MESHES = ("dp_shard=4", "dp_replicate=2 x dp_shard=2", "dp_shard=2 x tp=2")

@@ -11,23 +11,28 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autopar.cost_models.catalogue import find_device
-from autopar.cost_models.family import Arch
 from autopar.cost_models.overlap import exposed_s
 from autopar.cost_models.rates import rates_of
 from autopar.cost_models.software import Software
-from autopar.files.arch_file import ArchFileError, load_arch
 from autopar.files.cluster_file import load_cluster
+from autopar.frontends.family.arch import Arch
+from autopar.frontends.family.arch_file import ArchFileError, load_arch
 from autopar.nouns.cluster import Cluster, DeviceGroup
 from autopar.nouns.errors import UserError
 from autopar.nouns.layout import Layout, LayoutError, Pins
+from autopar.nouns.plan import Memory
 from autopar.nouns.recompute import ATTENTION, FULL, Recompute
 from autopar.planner.family.estimate import estimate, estimate_files
-from autopar.planner.family.graph_figures import figures_of
-from autopar.planner.family.layouts import _least_split, footprint_of, price, sweep, work_for
 from autopar.planner.family.legal import illegal
 from autopar.planner.family.pins import RECOMPUTES, completed, parse_pins
+from autopar.planner.family.runs import TrainingRun, memory_of, peak_bytes, run_on, step_s
+from autopar.planner.family.sweep import _least_split, sweep
+from autopar.pricing.software.memory import saved_bytes
+from autopar.pricing.software.routed import routed_of
+from autopar.pricing.software.states import spent
 from autopar.report.estimates import render, to_json
 from autopar.report.units import size
+from tests.cost_models.trained import figures_of, held, trained, trainer_of_run
 
 ROOT = Path(__file__).parents[2]
 LLAMA = load_arch(ROOT / "examples/archs/llama3_70b.yaml")
@@ -39,6 +44,16 @@ SLOW_64 = replace(
     H100_64,
     levels=(H100_64.levels[0], replace(H100_64.levels[1], bandwidth_bytes_per_s=2e9)),
 )
+
+
+def fullest(arch: Arch, layout: Layout, software: Software) -> Memory:
+    run = TrainingRun(arch, H100_64, layout, software, "bf16")
+    return max(memory_of(run), key=lambda memory: memory.total)
+
+
+def price(arch: Arch, cluster: Cluster, layout: Layout) -> tuple[float, int]:
+    run = run_on(arch, cluster, layout)
+    return step_s(run), peak_bytes(run)
 
 
 def roomy(cluster: Cluster) -> Cluster:
@@ -107,7 +122,10 @@ def test_wider_precisions_need_more_of_everything() -> None:
         assert narrow.memory.activations < wide.memory.activations
         assert narrow.step_time_s < wide.step_time_s
     # All but a sum for each row of attention's heads and of two norms, float32 in either.
-    half, single = (one.memory.activations for one in estimates[1:3])
+    half, single = (
+        held(trained(replace(LLAMA, layers=4), node, Layout(8, tp=8), precision=precision)).saved
+        for precision in ("bf16", "fp32")
+    )
     sums = 4 * 4 * LLAMA.seq / 8 * (LLAMA.heads + 2)
     assert single - sums == 2 * (half - sums)
     states = (
@@ -120,14 +138,12 @@ def test_wider_precisions_need_more_of_everything() -> None:
 
 def test_activations_follow_korthikanti() -> None:
     # s b h (34 + 5 a s / h) / t with dropout and sequence parallelism (equation 4).
-    from autopar.cost_models.footprint import saved_bytes
-
     gpt = Arch("22B", 48, 6144, 64, 64, 24576, 51200, 2048, gated=False)
     layout = Layout(4, 4, tp=8)
     old = Software(attention="unfused", dropout=True)
-    kept = figures_of(gpt, layout, old, "bf16").kept
     expected = 2048 * 4 * 6144 * (34 + 5 * 64 * 2048 / 6144) / 8
-    assert saved_bytes(gpt, layout, old, 0.0, "bf16", kept) == pytest.approx(expected, rel=0.05)
+    unit, trainer = figures_of(gpt, layout, old), trainer_of_run(gpt, H100_64, layout, old)
+    assert saved_bytes(unit, trainer) == pytest.approx(expected, rel=0.05)
 
 
 layouts_of_64 = st.builds(
@@ -145,9 +161,8 @@ layouts_of_64 = st.builds(
 @settings(max_examples=60, deadline=None)
 @given(layouts_of_64)
 def test_recompute_costs_time_and_saves_memory(layout: Layout) -> None:
-    software = Software()
     sizes = [
-        footprint_of(LLAMA, replace(layout, recompute=recompute), software, "bf16").total
+        fullest(LLAMA, replace(layout, recompute=recompute), Software()).total
         for recompute in RECOMPUTES
     ]
     assert sizes[0] >= sizes[1] >= sizes[2]
@@ -171,10 +186,14 @@ def test_each_level_of_sharding_trades_time_for_memory(layout: Layout) -> None:
 
 def test_experts_that_several_ranks_hold_are_reduced_under_zero_3() -> None:
     layout = Layout(64, tp=8, ep=2, pp=8, zero=3, etp=1)
-    one = work_for(MIXTRAL, H100_64, layout, Software(), "bf16")
-    assert one.scatter_layer_s > 0  # four of the tp ranks hold the same experts
-    parts = work_for(MIXTRAL, H100_64, replace(layout, etp=4), Software(), "bf16")
-    assert parts.scatter_layer_s == 0  # each holds a part of its own
+    one = trainer_of_run(MIXTRAL, H100_64, layout, Software())
+    parts = replace(one, layout=replace(layout, etp=4))
+    reduced = [
+        sum(spent(trainer, 0, 1 << 30)[phase] for phase in ("reduce", "reduce_last"))
+        for trainer in (one, parts)
+    ]
+    assert reduced[0] > 0  # four of the tp ranks hold the same experts
+    assert reduced[1] == 0  # each holds a part of its own
 
 
 @pytest.mark.parametrize(
@@ -192,28 +211,34 @@ def test_experts_that_several_ranks_hold_are_reduced_under_zero_3() -> None:
 def test_experts_are_split_by_tensor_parallelism(layout: Layout, ranks: int) -> None:
     assert not illegal(MIXTRAL, layout, 64)
     assert layout.expert_ranks == ranks
-    whole = footprint_of(MIXTRAL, replace(layout, ep=1, etp=1), Software(), "bf16").parameters
+    whole = fullest(MIXTRAL, replace(layout, ep=1, etp=1), Software()).parameters
     routed = MIXTRAL.layer_parameters[1] * MIXTRAL.layers / layout.pp * 2
-    split = footprint_of(MIXTRAL, layout, Software(), "bf16").parameters
+    split = fullest(MIXTRAL, layout, Software()).parameters
     assert whole - split == pytest.approx(routed * (1 - 1 / ranks), rel=1e-6)
 
 
 def test_mixtral_on_a_node_holds_each_parameter_once() -> None:
     node = roomy(load_cluster(ROOT / "examples/clusters/h100_8.yaml"))
     for layout in (Layout(64, tp=8), Layout(64, tp=8, ep=8), Layout(64, tp=8, ep=2)):
-        held = estimate(MIXTRAL, node, layout).memory
-        states = held.parameters + held.gradients + held.optimizer
+        memory = estimate(MIXTRAL, node, layout).memory
+        states = memory.parameters + memory.gradients + memory.optimizer
         assert states == pytest.approx(MIXTRAL.parameters * 18 / 8, rel=0.02)
 
 
 def test_splitting_experts_costs_their_gathers_and_no_products() -> None:
     whole = Layout(256, tp=8, dp_shard=8, etp=1)
-    one, parts = (
-        work_for(MIXTRAL, H100_64, replace(whole, etp=etp), Software(), "bf16") for etp in (1, 8)
-    )
-    assert parts.expert_flops == pytest.approx(one.expert_flops, rel=0.01)
-    assert one.ep_s == 0 < parts.ep_s
-    assert parts.reduce_s < one.reduce_s
+    trainers = [
+        trainer_of_run(MIXTRAL, H100_64, replace(whole, etp=etp), Software()) for etp in (1, 8)
+    ]
+    unit = figures_of(MIXTRAL, whole, Software())
+    one, parts = (routed_of(unit, trainer) for trainer in trainers)
+    assert parts.flops == pytest.approx(one.flops, rel=0.01)
+    assert one.moved_s == 0 < parts.moved_s
+    reduced = [
+        spent(trainer, 0, round(routed_of(unit, trainer).parameters))["reduce_last"]
+        for trainer in trainers
+    ]
+    assert reduced[1] < reduced[0]
 
 
 @pytest.mark.parametrize(
@@ -305,21 +330,15 @@ def test_sends_between_stages_take_what_the_link_takes(bandwidth_bytes_per_s: fl
     priced = estimate(LLAMA, hosts, layout)
     sent_bytes = layout.microbatches * 2.0 * LLAMA.seq * LLAMA.hidden  # one way, all tp ranks
     assert priced.step_time_s > sent_bytes / bandwidth_bytes_per_s
-    assert float(priced.parts.bubble_s) > 0
+    assert priced.parts_s["bubble"] > 0
 
 
 @settings(max_examples=60, deadline=None)
 @given(layouts_of_64)
 def test_sharding_more_state_never_needs_more_memory(layout: Layout) -> None:
     software = Software()
-    peaks = [
-        sum(
-            size
-            for name, size in footprint_of(LLAMA, replace(layout, zero=z), software, "bf16").parts()
-            if name in ("parameters", "gradients", "optimizer")
-        )
-        for z in (0, 1, 2, 3)
-    ]
+    each = [fullest(LLAMA, replace(layout, zero=z), software) for z in (0, 1, 2, 3)]
+    peaks = [one.parameters + one.gradients + one.optimizer for one in each]
     assert peaks == sorted(peaks, reverse=True)
 
 
@@ -443,9 +462,8 @@ def test_llama_70b_on_64_h100() -> None:
     )
     assert priced.fits
     assert 0.3 < priced.mfu < 0.55
-    assert sum(float(v) for k, v in vars(priced.parts).items() if k != "total_s") == pytest.approx(
-        priced.step_time_s
-    )
+    assert sum(priced.parts_s.values()) == pytest.approx(priced.step_time_s)
+    assert min(priced.parts_s.values()) >= 0
 
 
 def test_well_known_runs_lie_in_their_bands() -> None:
@@ -523,15 +541,16 @@ def test_what_is_allocated_reserved_and_outside_is_told_apart() -> None:
         LLAMA, H100_64, Layout(64, tp=8, dp_shard=8, recompute=Recompute(FULL), zero=3)
     )
     memory = priced.memory
-    assert 0 < memory.allocated < memory.reserved < memory.total
+    assert 0 < memory.allocated < memory.allocated + memory.reserved < memory.total
     layout, software = priced.layout, Software(states="fsdp")
-    tensors = footprint_of(LLAMA, layout, replace(software, memory="allocated"), "bf16")
-    assert tensors.total == pytest.approx(memory.allocated)
-    taken = footprint_of(LLAMA, layout, replace(software, memory="reserved"), "bf16")
-    assert taken.total == pytest.approx(memory.reserved)
+    tensors = fullest(LLAMA, layout, replace(software, memory="allocated"))
+    assert tensors.total == memory.allocated
+    taken = fullest(LLAMA, layout, replace(software, memory="reserved"))
+    assert taken.total == memory.allocated + memory.reserved
     text = render(priced)
-    assert f"{size(memory.allocated)} allocated, {size(memory.reserved)} reserved" in text
-    assert "most for " + max(memory.parts(), key=lambda part: part[1])[0] in text
+    assert f"{size(memory.allocated)} allocated, {size(taken.total)} reserved" in text
+    parts = memory.parts()
+    assert "most for " + max(parts, key=lambda name: parts[name]) in text
 
 
 def test_sweep_finds_what_fits() -> None:

@@ -10,7 +10,7 @@ import yaml
 from autopar.cost_models.bands import bands
 from autopar.cost_models.rates import fitted_table
 from autopar.cost_models.software import Software
-from autopar.planner.family.layouts import footprint_of
+from autopar.planner.family.runs import peak_bytes
 from benchmarks.published import main, price_run, read_all, read_rows, row_report
 from benchmarks.published_bands import Ratio, coverage, interval, report, write_bands
 from benchmarks.published_declarations import Row, declared, rules_of_one_source
@@ -243,7 +243,7 @@ def test_named_modules_are_what_runs_again() -> None:
 def test_a_precision_is_its_dtype_however_it_is_spelled(spelled: str) -> None:
     plain, other = read_run(row()), read_run(row(precision=spelled))
     assert price_run(other) == price_run(plain)
-    sizes = [footprint_of(r.arch, r.layout, r.software, r.precision).total for r in (plain, other)]
+    sizes = [peak_bytes(r.priced) for r in (plain, other)]
     assert sizes[0] == sizes[1]
 
 
@@ -252,8 +252,8 @@ def test_narrow_products_are_faster_and_save_less() -> None:
     runs = [read_run(row(device="B200", precision=name)) for name in names]
     wide, *narrow = (price_run(run) for run in runs)
     assert all(seconds < wide for seconds in narrow)
-    wide, *narrow = (footprint_of(r.arch, r.layout, r.software, r.precision).total for r in runs)
-    assert all(size < wide for size in narrow)
+    whole, *parts = (peak_bytes(r.priced) for r in runs)
+    assert all(size < whole for size in parts)
 
 
 def test_a_source_may_say_how_it_counts_attention() -> None:

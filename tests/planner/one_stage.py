@@ -9,6 +9,7 @@ from autopar.nouns.cluster import Cluster
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.recompute import Recompute
 from autopar.pricing.cut_model import CutModel
+from autopar.pricing.cuts import Cuts
 from autopar.pricing.pipeline import PipelinePrices
 from autopar.pricing.priced import alone, priced
 from autopar.pricing.prices import Prices
@@ -22,6 +23,6 @@ def one_stage(
 ) -> StepTime:
     """Of one unit, so nothing that is lowered is asked for."""
     prices = Prices(cluster, Mesh((), ()), state.precision)
-    model = CutModel(cast(Lowered, None), summary, prices, "torch", ("",), (0,))
+    model = CutModel(Cuts(cast(Lowered, None), ("",), (0,)), summary, prices, "torch")
     stages = PipelinePrices(model, cluster, state, recompute, 1)
     return priced(stages, alone(state.microbatches), (1,)).time

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
-from autopar.cost_models.family import Arch, LatentAttention
 from autopar.files.cluster_file import load_cluster
 from autopar.frontends.dispatch import capture
+from autopar.frontends.family.arch import Arch, LatentAttention
+from autopar.frontends.family.model import BATCH_DIMS, LAYER, NoGraph, graph_of, kinds_of
+from autopar.frontends.family.read import arch_of
 from autopar.frontends.loading import load_workload
 from autopar.frontends.shared.captured import Captured
 from autopar.lowering.precision import at_precision
@@ -23,8 +25,6 @@ from autopar.nouns.mesh import Mesh
 from autopar.nouns.recompute import KEEP_ALL
 from autopar.planner.ask.candidates import Candidate, StateLayout, model_mesh
 from autopar.planner.ask.question import Question
-from autopar.planner.family.architecture import arch_of
-from autopar.planner.family.graph.model import BATCH_DIMS, LAYER, NoGraph, graph_of, kinds_of
 from autopar.planner.family.megatron import spread_of
 from autopar.planner.problem.solving import Solver
 from autopar.planner.solve.solved import lowered_of, solve, state_of

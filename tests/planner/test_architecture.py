@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from autopar.cost_models.family import Arch
 from autopar.frontends.dispatch import capture
+from autopar.frontends.family.arch import Arch
+from autopar.frontends.family.products import STREAM, Products
+from autopar.frontends.family.read import Derived, NotOfFamily, arch_of
 from autopar.frontends.loading import load_workload
 from autopar.nouns.graph import Graph, Op, Tensor
-from autopar.planner.family.architecture import Derived, NotOfFamily, arch_of
-from autopar.planner.family.weight_products import STREAM, Products
 from benchmarks.own_models import MODELS
 from benchmarks.zoo_models import ZOO, _library
 from benchmarks.zoo_models import _ids as ids

@@ -22,7 +22,7 @@ from autopar.frontends.shared.captured import Captured
 from autopar.lowering.spread import Lowered
 from autopar.nouns.graph import DTYPE_BYTES
 from autopar.planner.planning import Planned, plan_captured
-from autopar.pricing.activations import activation_lives, saved_parameters
+from autopar.pricing.units.activations import activation_lives, saved_parameters
 from autopar.pricing.utilization import model_flops, peak_time_s
 from autopar.report.notes import notes
 from autopar.rules.work import PRODUCTS, op_work

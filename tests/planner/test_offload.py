@@ -23,7 +23,7 @@ from autopar.planner.ask.question import Question
 from autopar.planner.search.layouts import search_plan
 from autopar.planner.solve.solved import state_of
 from autopar.planner.solve.standings import NothingFits
-from autopar.pricing.memory import StageBytes, rank_memory, step_memory
+from autopar.pricing.memory import rank_memory, step_memory
 from autopar.pricing.offload import (
     LINK_SHARE,
     chunk_bytes,
@@ -32,6 +32,7 @@ from autopar.pricing.offload import (
     streamed_s,
 )
 from autopar.pricing.state import StateSharding
+from autopar.pricing.units.held import StageBytes
 from tests.planner.graphs import gpt
 from tests.planner.one_stage import one_stage
 from tests.planner.test_search import LARGE, NODE, memory_limited, question

@@ -18,9 +18,9 @@ from autopar.cost_models.compute import op_rate
 from autopar.cost_models.physics import Bound, Impossible, check
 from autopar.cost_models.precision import compute_dtype
 from autopar.cost_models.profile_db import Machine, Measurement, ProfileDb
-from autopar.files.arch_file import load_arch
 from autopar.files.cluster_file import cluster_from_text
 from autopar.frontends.dispatch import capture
+from autopar.frontends.family.arch_file import load_arch
 from autopar.frontends.shared.captured import Captured
 from autopar.nouns.cluster import Cluster, MeasuredRate
 from autopar.nouns.errors import UserError
@@ -128,10 +128,10 @@ def test_estimates_keep_to_physics(
     assert 0 < priced.mfu <= 1
     assert priced.tokens_per_s == pytest.approx(tokens / priced.step_time_s)
     assert priced.time_band_s[0] <= priced.step_time_s <= priced.time_band_s[1]
-    low, high = priced.memory.band
+    low, high = priced.memory_band
     assert 0 < low <= priced.memory.total <= high < math.inf
     assert priced.memory.total >= 2 * arch.parameters / 8
-    assert all(size >= 0 for _, size in priced.memory.parts())
+    assert all(size >= 0 for size in priced.memory.parts().values())
 
 
 @pytest.mark.parametrize("device", DEVICES)

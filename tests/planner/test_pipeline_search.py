@@ -21,6 +21,7 @@ from autopar.planner.search.layouts import AS_FAST, search_plan
 from autopar.planner.solve.solved import Solved, solve, state_of
 from autopar.planner.staged.pipelines import USUAL
 from autopar.pricing.cut_model import CutModel
+from autopar.pricing.cuts import Cuts
 from autopar.pricing.pipeline import Choice, Figure, PipelinePrices, choices_of, runs_of
 from autopar.pricing.prices import Prices
 from autopar.pricing.runs import runs_of_kinds
@@ -45,7 +46,7 @@ def small(memory_bytes: int | None = None) -> Question:
 
 def cut_model(of: Question, solved: Solved) -> CutModel:
     prices = Prices(of.cluster, solved.lowered.mesh, of.precision, of.fusion)
-    return CutModel(solved.lowered, solved.summary, prices, of.framework)
+    return CutModel(Cuts.of(solved.lowered), solved.summary, prices, of.framework)
 
 
 def every_pipeline(of: Question) -> Iterator[tuple[float, int]]:
@@ -147,7 +148,7 @@ def test_long_runs_follow_from_short_ones(zero: int, policy: str) -> None:
     prices = PipelinePrices(model, of.cluster, state, Recompute(policy), 2)
     table = prices.table()
     units = len(model.units)
-    assert len(runs_of_kinds(model.kinds).priced) < units * (units + 1) / 4
+    assert len(runs_of_kinds(model.cuts.kinds).priced) < units * (units + 1) / 4
     for first, end in combinations(range(units + 1), 2):
         exact = prices.figures(first, end)
         if zero < 2:
@@ -171,7 +172,7 @@ def test_runs_of_blocks_that_are_called_again_hold_their_parameters_once(calls: 
     table = prices.table()
     for first, end in combinations(range(len(model.units) + 1), 2):
         exact = prices.figures(first, end)
-        held = model.part(first, end).lowered.graph.parameters()
+        held = model.cuts.part(first, end).lowered.graph.parameters()
         stored = sum(tensor.size_bytes for _, tensor in held) / 2  # tp cuts nearly all of it
         assert prices.bytes_of(first, end).parameters >= stored
         assert table[Figure.STATE, first, end] == pytest.approx(exact[Figure.STATE], rel=1e-9)

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from autopar.cost_models.family import Arch
 from autopar.files.cluster_file import load_cluster
+from autopar.frontends.family.arch import Arch
 from autopar.nouns.cluster import DeviceGroup
 from autopar.nouns.layout import Pins
 from autopar.nouns.recompute import FULL, Recompute
 from autopar.planner.advice.scaling import Asked, Scaled, Scaling, fewest, scaling, searched
 from autopar.planner.ask.resized import NoSuchCluster, resized
-from autopar.planner.family.layouts import sweep
+from autopar.planner.family.sweep import sweep
 
 CLUSTERS = Path(__file__).parents[2] / "examples/clusters"
 H100_64 = load_cluster(CLUSTERS / "h100_8x8.yaml")

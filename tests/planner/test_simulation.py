@@ -12,12 +12,13 @@ from autopar.nouns.cluster import Cluster, MeasuredRate
 from autopar.nouns.level import MeasuredCollective
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.recompute import KEEP_ALL, POLICIES, Recompute
-from autopar.pricing.activations import Life
 from autopar.pricing.memory import step_memory
-from autopar.pricing.moves import BUCKET_BYTES, bucket_time_s, move_time_s
 from autopar.pricing.state import StateSharding
 from autopar.pricing.step_time import sums_s
-from autopar.pricing.summary import Summary, Unit
+from autopar.pricing.summary import Summary
+from autopar.pricing.units.activations import Life
+from autopar.pricing.units.moves import BUCKET_BYTES, bucket_time_s, move_time_s
+from autopar.pricing.units.unit import Unit
 from tests.planner.one_stage import one_stage
 
 PLAIN = load_cluster("examples/clusters/cpu_4.yaml")

@@ -24,6 +24,7 @@ from autopar.planner.search.layouts import AS_FAST, search_plan
 from autopar.planner.solve.solved import solve, state_of
 from autopar.planner.staged.pipelines import USUAL
 from autopar.pricing.cut_model import CutModel
+from autopar.pricing.cuts import Cuts
 from autopar.pricing.links import links
 from autopar.pricing.pipeline import (
     PipelinePrices,
@@ -71,7 +72,7 @@ def model_on(of: Question, candidate: Candidate) -> CutModel:
     solved = solve(of, candidate, Solver("portfolio"))
     assert solved is not None
     prices = Prices(of.cluster, solved.lowered.mesh, of.precision, of.fusion)
-    return CutModel(solved.lowered, solved.summary, prices, of.framework)
+    return CutModel(Cuts.of(solved.lowered), solved.summary, prices, of.framework)
 
 
 def every_pipeline(of: Question, pp: int) -> Iterator[float]:

@@ -11,7 +11,7 @@ from autopar.nouns.batch import BatchEntry
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Fingerprints
 from autopar.report.diff import Change, decisions, diff, diff_object, gap, strategies
-from autopar.report.parts import memory_parts, time_parts
+from autopar.report.parts import time_parts
 from autopar.report.render import to_text
 from autopar.report.summary import summary, summary_object
 from tests import plans
@@ -181,7 +181,7 @@ def test_diff_says_which_parts_the_gap_is_made_of() -> None:
     )
     for predicted in (slow, fast):
         assert sum(time_parts(predicted).values()) == pytest.approx(predicted.step_time_s)
-        parts = memory_parts(predicted.memory_bytes)
+        parts = predicted.memory_bytes.parts()
         assert sum(parts.values()) == predicted.memory_bytes.total
     one, two = plans.plan(prediction=slow), plans.plan(prediction=fast)
     because = [

@@ -9,17 +9,18 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from autopar.cost_models.family import Arch
-from autopar.cost_models.footprint import STATE_BYTES
 from autopar.cost_models.software import Software
+from autopar.frontends.family.arch import Arch
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.layout import Layout, LayoutError, Pins
 from autopar.nouns.recompute import FULL
 from autopar.nouns.style import Style
 from autopar.planner.ask.resized import NoSuchCluster, resized
 from autopar.planner.family.estimate import Estimate, estimate
-from autopar.planner.family.layouts import fitting, layouts, memory_of, software_for
 from autopar.planner.family.pins import completed
+from autopar.planner.family.runs import peak_bytes, run_on
+from autopar.planner.family.sweep import fitting, layouts
+from autopar.pricing.software.states import STATE_BYTES
 
 BILLION = 1e9
 MOST = 64
@@ -182,12 +183,12 @@ def _may_fit(asked: Asked) -> bool:
     """Whether some layout fits: those that keep least are enough to know."""
     limit = asked.cluster.memory_bytes
     return any(
-        memory_of(
-            asked.arch,
-            layout,
-            asked.software or software_for(asked.cluster, layout, asked.style),
-            asked.precision,
-        ).total
+        peak_bytes(
+            run_on(
+                *(asked.arch, asked.cluster, layout),
+                *(asked.precision, asked.style, asked.software),
+            )
+        )
         <= limit
         for layout in layouts(asked.arch, asked.cluster, asked.global_batch)
         if layout.recompute.policy == FULL and layout.microbatch == 1 and layout.interleave == 1

@@ -6,25 +6,26 @@ cluster, with what would fit where it does not.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from autopar.cost_models.bands import step_band
-from autopar.cost_models.family import Arch
-from autopar.cost_models.footprint import Footprint
+from autopar.cost_models.bands import memory_band, step_band
 from autopar.cost_models.physics import Bound, band_bounds, check, memory_bounds, time_bounds
 from autopar.cost_models.precision import compute_dtype, is_narrow, wide_dtype
 from autopar.cost_models.software import Software
-from autopar.cost_models.step_time import StepTime
-from autopar.files.arch_file import load_arch
 from autopar.files.cluster_file import load_cluster
+from autopar.frontends.family.arch import Arch
+from autopar.frontends.family.arch_file import load_arch
 from autopar.nouns.cluster import Cluster, Device
 from autopar.nouns.errors import UserError
 from autopar.nouns.layout import Layout
+from autopar.nouns.plan import Memory
 from autopar.nouns.style import Style
-from autopar.planner.family.layouts import cheapest_change, memory_of, software_for, time_of
 from autopar.planner.family.legal import check_layout
+from autopar.planner.family.nearby import cheapest_change
 from autopar.planner.family.pins import completed, default_batch, parse_pins
+from autopar.planner.family.runs import price, run_on
 
 PRECISIONS = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "mxfp8", "fp4")
 
@@ -43,8 +44,11 @@ class Estimate:
     tokens_per_s: float
     mfu: float
     style: Style
-    parts: StepTime
-    memory: Footprint
+    parts_s: Mapping[str, float]
+    """What the step's seconds are for."""
+    memory: Memory
+    rank: int
+    """Of the pipeline, that needs most memory."""
     memory_limit_bytes: int
     advice: str
     """The cheapest change that would fit, where it does not."""
@@ -52,6 +56,11 @@ class Estimate:
     @property
     def fits(self) -> bool:
         return self.memory.total <= self.memory_limit_bytes
+
+    @property
+    def memory_band(self) -> tuple[float, float]:
+        """Within which four of five published peaks of known definition lie."""
+        return memory_band().around(self.memory.total)
 
 
 def estimate(
@@ -74,10 +83,10 @@ def estimate(
     device = cluster.device
     check_layout(arch, layout, cluster.device_count)
     declared = software
-    software = declared or software_for(cluster, layout, style)
-    parts = time_of(arch, cluster, layout, software, precision)
-    memory = memory_of(arch, layout, software, precision)
-    seconds = float(parts.total_s)
+    run = run_on(arch, cluster, layout, precision, style, declared)
+    priced = price(run)
+    memory, software = priced.memory, run.software
+    seconds = float(priced.time.total_s)
     tokens = layout.global_batch * arch.seq
     limit = cluster.memory_bytes
     advice = ""
@@ -98,8 +107,9 @@ def estimate(
         time_band_s=step_band(device, arch.is_moe).around(seconds),
         tokens_per_s=tokens / seconds,
         mfu=at_peak_s / seconds,
-        parts=parts,
+        parts_s=priced.parts_s,
         memory=memory,
+        rank=priced.rank,
         memory_limit_bytes=limit,
         advice=advice,
     )
@@ -111,9 +121,9 @@ def _bounds(made: Estimate, at_peak_s: float) -> list[Bound]:
     """Every bound on a layout's figures; ``at_peak_s``: its arithmetic on all devices at peak."""
     step_s, memory = made.step_time_s, made.memory
     bounds = time_bounds(step_s, {}, at_peak_s)
-    bounds += memory_bounds(memory.total, dict(memory.parts()))
+    bounds += memory_bounds(memory.total, memory.parts())
     bounds += band_bounds("the step time", step_s, made.time_band_s)
-    bounds += band_bounds("the memory", memory.total, memory.band)
+    bounds += band_bounds("the memory", memory.total, made.memory_band)
     bounds.append(Bound("model FLOP/s utilization", made.mfu, 0.0, 1.0, "a share"))
     rate = made.layout.global_batch * made.arch.seq / step_s
     return [*bounds, Bound("tokens/s", made.tokens_per_s, rate, rate, "tokens over step time")]

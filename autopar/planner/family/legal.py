@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from autopar.cost_models.family import Arch
-from autopar.cost_models.pipeline_time import pipeline_of
+from autopar.frontends.family.arch import Arch
 from autopar.nouns.layout import Layout, LayoutError
 from autopar.pipeline.actions import ScheduleError
 from autopar.pipeline.schedules.table import SCHEDULES, kind_of
+from autopar.planner.family.stages import stage_count
 
 
 def check_layout(arch: Arch, layout: Layout, device_count: int) -> None:
@@ -33,7 +33,7 @@ def illegal(arch: Arch, layout: Layout, device_count: int) -> list[str]:
             broken.append(f"tp {x.tp} does not divide {what} {size}")
     if arch.latent is None and arch.kv_heads % x.tp and x.tp % arch.kv_heads:
         broken.append(f"tp {x.tp} and kv_heads {arch.kv_heads}: neither divides the other")
-    stages = pipeline_of(x, arch.layers).stages
+    stages = stage_count(x)
     least = arch.layers // stages
     can_be = arch.layers + 2 >= stages  # the embedding and the head may be stages of their own
     if arch.layers % stages and not x.uneven:

@@ -16,6 +16,7 @@ from autopar.planner.problem.legal import NoStrategy
 from autopar.planner.problem.nodes import Folded
 from autopar.planner.problem.solving import Solver
 from autopar.pricing.cut_model import CutModel
+from autopar.pricing.cuts import Cuts
 from autopar.pricing.prices import PICOSECONDS, Prices
 from autopar.pricing.state import StateSharding
 from autopar.pricing.state_prices import StatePrices
@@ -69,7 +70,7 @@ def solve(
     mesh = chosen.mesh(candidate.model)
     full = Mesh((MICROBATCH, *mesh.axes), (candidate.microbatches, *mesh.sizes)).trimmed()
     works = solver.bindings.works
-    prices = Prices(question.cluster, full, question.precision, question.fusion, works)
+    prices = Prices(question.cluster, full, question.precision, question.fusion, works=works)
     state = StatePrices(question.cluster, state_of(question, chosen, candidate), exposed)
     try:
         folded = fold(
@@ -92,7 +93,7 @@ def solve(
         return solve(question, candidate, solver, layout, exposed, usage_limit, True)
     lowered = lowered_of(question, spread, candidate)
     summary = summarise(lowered, prices, question.framework)
-    model = CutModel(lowered, summary, prices, question.framework)
+    model = CutModel(Cuts.of(lowered), summary, prices, question.framework)
     return Solved(candidate, folded, solution, spread, model)
 
 

@@ -204,13 +204,7 @@ def too_big(standings: Standings, cluster: Cluster, candidates: int) -> NothingF
             None,
         )
     memory = answer.memory
-    shares = {
-        "parameters": memory.parameters,
-        "gradients": memory.gradients,
-        "optimizer state": memory.optimizer,
-        "activations": memory.activations,
-        "buffers": memory.buffers,
-    }
+    shares = memory.parts()
     most = max(shares, key=lambda n: shares[n])
     listed = ", ".join(f"{name} {size_text(size)}" for name, size in shares.items())
     names = " and ".join(dict.fromkeys(kind.device.name for kind in cluster.kinds))

@@ -36,6 +36,7 @@ from autopar.planner.staged.orders import Orders
 from autopar.planner.staged.pipeline_models import Models
 from autopar.planner.staged.shapes import EVERY, Core, Shape
 from autopar.pricing.cut_model import CutModel
+from autopar.pricing.cuts import Cuts
 from autopar.pricing.pipeline import PipelinePrices, choices_of
 from autopar.pricing.prices import Prices
 from autopar.pricing.repricing import objective
@@ -205,7 +206,7 @@ class Pipelines:
         lowered = lowered_of(question, best.spread, candidate)
         prices = Prices(question.cluster, lowered.mesh, question.precision, question.fusion)
         summary = summarise(lowered, prices, question.framework)
-        cuts = CutModel(lowered, summary, prices, question.framework)
+        cuts = CutModel(Cuts.of(lowered), summary, prices, question.framework)
         state = state_of(question, layout, candidate)
         order = self._order_of_best
         assert order is not None

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from autopar.nouns.plan import Plan
 from autopar.report.page.html import Markup, joined, section, table, tag
-from autopar.report.parts import memory_parts, time_parts
+from autopar.report.parts import time_parts
 from autopar.report.runs import measured_rows
 from autopar.report.units import duration, percent, size
 from autopar.runtime.jobs.result import RunResult
@@ -64,7 +64,7 @@ def memory_section(plan: Plan) -> Markup:
     )
     whole = max(memory.limit, memory.total)
     return section(
-        "Memory by part", stacked(memory_parts(memory), whole, size, "memory by part"), note=note
+        "Memory by part", stacked(memory.parts(), whole, size, "memory by part"), note=note
     )
 
 

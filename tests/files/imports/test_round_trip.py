@@ -12,11 +12,11 @@ from hypothesis import assume, given, settings
 
 from autopar.cli.exports import of_layout
 from autopar.cli.imports import layout_of
-from autopar.cost_models.family import Arch
 from autopar.emit.exports.targets import TARGETS
 from autopar.emit.exports.text import Refused
 from autopar.files.cluster_file import load_cluster
 from autopar.files.imports.readers import READERS
+from autopar.frontends.family.arch import Arch
 from autopar.nouns.layout import Layout
 from autopar.nouns.recompute import ATTENTION, FULL, KEEP_ALL, Recompute
 from autopar.planner.family.legal import illegal

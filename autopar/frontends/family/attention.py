@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from autopar.cost_models.family import Arch, LatentAttention
-from autopar.planner.family.graph.draft import Draft
+from autopar.frontends.family.arch import Arch, LatentAttention
+from autopar.frontends.family.draft import Draft
 
 Angles = tuple[str, ...]
 """Cosines and sines of the positions; none where they are learned rows of a table."""

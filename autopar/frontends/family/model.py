@@ -1,4 +1,4 @@
-"""The graph of a transformer's figures: the inverse of `autopar.planner.family.architecture`.
+"""The graph of a transformer's figures: the inverse of `autopar.frontends.family.read`.
 
 A gated model has the form of Llama (RMSNorm, SiLU, no biases), a plain one that of GPT (LayerNorm,
 GELU, biases); positions are learned rows of a table, or turn queries and keys. Nothing is captured:
@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from autopar.cost_models.family import Arch
+from autopar.frontends.family.arch import Arch
+from autopar.frontends.family.attention import Angles, attention
+from autopar.frontends.family.draft import Draft
+from autopar.frontends.family.feed_forward import experts, mlp
 from autopar.nouns.errors import UserError
 from autopar.nouns.graph import Block, Graph
-from autopar.planner.family.graph.attention import Angles, attention
-from autopar.planner.family.graph.draft import Draft
-from autopar.planner.family.graph.feed_forward import experts, mlp
 
 LAYER = "Layer"
 BATCH_DIMS = {"tokens": 0, "targets": 0}

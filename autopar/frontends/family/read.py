@@ -20,10 +20,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from autopar.cost_models.family import Arch
+from autopar.frontends.family.arch import Arch
+from autopar.frontends.family.products import STREAM, Product, Products
 from autopar.nouns.errors import UserError
 from autopar.nouns.graph import Graph, Op, Tensor
-from autopar.planner.family.weight_products import STREAM, Product, Products
 
 TOLERANCE = 0.02
 """Share of a model's matrices that may be outside the family."""

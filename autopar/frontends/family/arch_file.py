@@ -17,8 +17,8 @@ from pathlib import Path
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from autopar.cost_models.family import Arch, LatentAttention
 from autopar.files.file_errors import sentences, unique_yaml, yaml_sentence
+from autopar.frontends.family.arch import Arch, LatentAttention
 from autopar.nouns.errors import UserError
 
 

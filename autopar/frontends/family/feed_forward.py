@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from autopar.cost_models.family import Arch
-from autopar.planner.family.graph.draft import Draft
+from autopar.frontends.family.arch import Arch
+from autopar.frontends.family.draft import Draft
 
 TOP_K = "aten::topk"
 _STORED = {"bias": False, "transposed": False}

@@ -1,1 +1,0 @@
-"""An architecture's figures as the `Graph` that a frontend makes of its model."""

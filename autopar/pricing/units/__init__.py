@@ -1,0 +1,1 @@
+"""What units of a model cost before it is cut, sharded or scheduled."""
