@@ -90,12 +90,12 @@ class Clock:
             self.schedule.microbatches,
         )
         step_s, active_s = free.max(axis=0), free - begun
-        for stages in self._reductions:
-            data = np.zeros(columns)
-            for stage in stages:
-                took = reduce_s[stage]
-                data = np.where(took > 0, np.maximum(ended[stage], data) + took, data)
-            step_s = np.maximum(step_s, data)
+        data = np.zeros_like(free)
+        for ranks, stages in self._reductions:
+            took = reduce_s[stages]
+            behind = np.maximum(ended[stages], data[ranks]) + took
+            data[ranks] = np.where(took > 0, behind, data[ranks])
+        step_s = np.maximum(step_s, data.max(axis=0))
         return Times(step_s, self._count @ costs, active_s)
 
     def peaks(self, saved: Table) -> Table:
@@ -223,10 +223,15 @@ def _held(actions: _Actions, ranks: int, stages: int) -> list[NDArray[np.intp]]:
     return counts
 
 
-def _last_backwards(schedule: Schedule) -> list[list[int]]:
-    """For every rank its stages in the order in which their last B or W stands."""
+def _last_backwards(schedule: Schedule) -> list[tuple[Places, Places]]:
+    """(ranks, a stage of each) in the order in which the last B or W of their stages stands: the
+    first of every rank, then the second of those that have two, and so on."""
     orders = []
     for actions in schedule.lists:
         last = {stage: i for i, (stage, kind, _) in enumerate(actions) if kind in "BW"}
         orders.append(sorted(last, key=lambda stage: last[stage]))
-    return orders
+    turns = []
+    for turn in range(max(map(len, orders))):
+        ranks = [rank for rank, stages in enumerate(orders) if len(stages) > turn]
+        turns.append((np.array(ranks), np.array([orders[rank][turn] for rank in ranks])))
+    return turns

@@ -15,28 +15,22 @@ from typing import NamedTuple
 import numpy as np
 
 from autopar.cost_models.columns import Number, plain, table
-from autopar.lowering.spread import Lowered
-from autopar.lowering.stages import CutError
 from autopar.nouns.cluster import Cluster
-from autopar.nouns.plan import Memory, Plan, Stage
+from autopar.nouns.plan import Memory
 from autopar.nouns.recompute import Recompute
 from autopar.pipeline.actions import Action, Schedule
 from autopar.pipeline.check import held
 from autopar.pipeline.clock import Times, first_forwards
 from autopar.pipeline.play import Costs, Timeline, play
-from autopar.pipeline.schedules.of_plan import schedule_of
-from autopar.pipeline.schedules.one_way import one_f_one_b
 from autopar.pricing.cut_model import CutModel
-from autopar.pricing.cuts import Cuts, Signature
+from autopar.pricing.cuts import Signature
 from autopar.pricing.memory import rank_memory, stage_bytes
-from autopar.pricing.prices import Prices
 from autopar.pricing.runs import Table, runs_of_kinds
 from autopar.pricing.sends import Ends, Played, Sends, Sent, Timed
 from autopar.pricing.software_step import blocking, gathering, slowed
 from autopar.pricing.stage_time import StageTime, stage_time
 from autopar.pricing.state import StateSharding
 from autopar.pricing.step_time import StepTime, Sums, rank_times, step_time, sums_s
-from autopar.pricing.summary import Summary
 from autopar.pricing.units.held import StageBytes
 from autopar.rules.fusion import ALONE
 
@@ -301,54 +295,3 @@ def runs_of(ends: Ends, schedule: Schedule) -> list[tuple[int, int]]:
     """(first unit, end) of every stage of the schedule, on both routes where there are two."""
     parts = list(zip((0, *ends), ends, strict=False))
     return [parts[schedule.part[stage]] for stage in range(len(schedule.ranks))]
-
-
-def choices_of(parts: Sequence[Stage], schedule: Schedule) -> list[Choice]:
-    """Of every stage of the schedule, from the model's parts."""
-    own = [parts[schedule.part[stage]] for stage in range(len(schedule.ranks))]
-    return [Choice(stage.zero, stage.recompute) for stage in own]
-
-
-@dataclass(frozen=True, slots=True)
-class PricedPipeline:
-    """A plan's own cuts, played. A plan of one stage is a pipeline of one rank."""
-
-    prices: PipelinePrices
-    schedule: Schedule
-    ends: Ends
-    timeline: Timeline
-
-    @property
-    def runs(self) -> list[tuple[int, int]]:
-        return runs_of(self.ends, self.schedule)
-
-
-def price_pipeline(
-    plan: Plan, lowered: Lowered, summary: Summary, prices: Prices, cluster: Cluster
-) -> PricedPipeline:
-    """Prices the stages of ``plan`` on its own lowered graph. Raises `CutError`."""
-    model = CutModel(Cuts.of(lowered), summary, prices, plan.framework)
-    first = plan.stages[0]
-    if len({(s.spread, s.offload) for s in plan.stages}) > 1:
-        raise CutError(
-            "its stages differ in spread or offload, and are priced with one of each so far"
-        )
-    state = StateSharding(
-        first.zero,
-        plan.mesh(first),
-        plan.microbatches,
-        plan.precision,
-        plan.optimizer,
-        plan.clip_norm is not None,
-        first.offload,
-    )
-    priced = PipelinePrices(model, cluster, state, first.recompute, len(plan.groups))
-    several = len(plan.stages) > 1
-    schedule = schedule_of(plan) if several else one_f_one_b(1, plan.microbatches, 1)
-    priced = priced.staged(schedule, choices_of(plan.stages, schedule))
-    places = {name: i for i, name in enumerate(model.units)}
-    unknown = [s.first for s in plan.stages[1:] if s.first not in places]
-    if unknown:
-        raise CutError(f"a stage starts at {unknown[0]!r}, where the model cannot be cut")
-    ends = (*(places[s.first] for s in plan.stages[1:]), len(model.units))
-    return PricedPipeline(priced, schedule, ends, priced.play(runs_of(ends, schedule), schedule))

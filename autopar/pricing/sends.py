@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
@@ -67,11 +68,22 @@ class Sent:
 
     def between(self, schedule: Schedule, pairs: Sequence[Pair]) -> Table:
         """[pairs, cuts] of these pairs of a schedule's stages."""
-        part, ranks = schedule.part, schedule.ranks
-        parts = len(part) // len(schedule.routes)
-        place = {pair: i for i, pair in enumerate(pairs_of(parts, self.skips))}
-        links = [self.links[ranks[a], ranks[b]] for a, b in pairs]
-        return self.seconds[links, [place[part[a], part[b]] for a, b in pairs]]
+        one, other, place = _places(schedule.routes, schedule.ranks, tuple(pairs), self.skips)
+        return self.seconds[self.links[one, other], place]
+
+
+@lru_cache(maxsize=4096)
+def _places(
+    routes: tuple[tuple[int, ...], ...],
+    ranks: tuple[int, ...],
+    pairs: tuple[Pair, ...],
+    skips: tuple[Pair, ...],
+) -> tuple[Places, Places, Places]:
+    """Of pairs of stages the ranks of either, and the place of their parts among `pairs_of`."""
+    part = {stage: i for route in routes for i, stage in enumerate(route)}
+    place = {pair: i for i, pair in enumerate(pairs_of(len(routes[0]), skips))}
+    one, other = (np.array([ranks[pair[end]] for pair in pairs], np.intp) for end in (0, 1))
+    return one, other, np.array([place[part[a], part[b]] for a, b in pairs], np.intp)
 
 
 class Sends:

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Mapping, Sequence
 
 from autopar.lowering.spread import Lowered
 from autopar.pricing.prices import Prices
-from autopar.pricing.software.figures import Figures, ends_of, figures_of
+from autopar.pricing.software.figures import Figures
 from autopar.pricing.software.memory import (
     gathered_bytes,
     handed_on_bytes,
@@ -15,6 +15,7 @@ from autopar.pricing.software.memory import (
     states_bytes,
     working_bytes,
 )
+from autopar.pricing.software.reading import ends_of, figures_of
 from autopar.pricing.software.trainer import Trainer
 from autopar.pricing.software.unit import unit_of
 from autopar.pricing.summary import Summary
@@ -26,11 +27,8 @@ def summary_of(
     lowered: Lowered, prices: Prices, trainer: Trainer, known: Summary | None = None
 ) -> Summary:
     """Of a whole model, or of the part of it that is a stage. ``known``: of the whole."""
-    ways = trainer.layout.cp
-    each = {
-        name: _figures(body, prices, trainer).over(ways) for name, body in lowered.blocks.items()
-    }
-    ends = _figures(lowered, prices, trainer).over(ways)
+    each = {name: _figures(body, prices, trainer) for name, body in lowered.blocks.items()}
+    ends = _figures(lowered, prices, trainer)
     whole = {} if known is None else known.bodies
     bodies = {name: whole.get(name) or unit_of(of, trainer) for name, of in each.items()}
     root = unit_of(ends, trainer)
@@ -74,11 +72,14 @@ def _held(
 
 
 def _figures(part: Lowered, prices: Prices, trainer: Trainer) -> Figures:
-    """Read off once for all layouts that have the same model axes."""
+    """With the tokens of one context rank; read off once for all layouts that have the same model
+    axes."""
     key: Hashable = part.block or tuple(op.op.name for op in part.ops if op.bound is not None)
-    if key not in prices.figures:
+    whole, ways = (key, 1), trainer.layout.cp
+    if whole not in prices.figures:
         apart = trainer.layout.sequence_parallel
-        prices.figures[key] = (
-            figures_of(part, prices.fusion, apart) if part.block else ends_of(part)
-        )
-    return prices.figures[key]
+        read = figures_of(part, prices.fusion, apart) if part.block else ends_of(part)
+        prices.figures[whole] = read
+    if (key, ways) not in prices.figures:
+        prices.figures[key, ways] = prices.figures[whole].over(ways)
+    return prices.figures[key, ways]

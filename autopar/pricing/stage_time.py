@@ -107,11 +107,15 @@ class _Pieces:
         }
         root = _piece(summary.root, state, cluster, NONE, root=True)
         distinct = [(root, 1), *((bodies[call], count) for call, count in counts.items())]
-        return _Pieces([root, *(bodies[call] for call in each)], distinct)
+        return _Pieces([root, *(bodies[call] for call in each)], distinct, state.trainer is None)
 
-    def sum(self, figure: Callable[[_Piece], float]) -> float:
-        # One by one: what is equal to the last digit decides between equal cuts.
-        return sum(map(figure, self.calls))
+    exact: bool
+    """Sums are one by one: what is equal to the last digit decides between equal cuts."""
+
+    def sum(self, figure: Callable[[_Piece], Number]) -> Number:
+        if self.exact:
+            return sum(map(figure, self.calls))
+        return sum(count * figure(piece) for piece, count in self.distinct)
 
     def count(self, seconds: Callable[[_Piece], float]) -> int:
         """Those that take any."""

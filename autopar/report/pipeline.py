@@ -7,7 +7,8 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from autopar.pricing.pipeline import PricedPipeline, runs_of
+from autopar.pricing.pipeline import runs_of
+from autopar.pricing.planned import PricedPipeline
 from autopar.pricing.sends import Ends, pairs_of
 from autopar.report.render import indented, table
 from autopar.report.units import duration, size

@@ -20,7 +20,7 @@ from autopar.planner.problem.folding import fold
 from autopar.planner.problem.legal import NoStrategy
 from autopar.planner.problem.nodes import Folded, Node
 from autopar.planner.solve.solved import idle_axes
-from autopar.pricing.pipeline import PricedPipeline, price_pipeline
+from autopar.pricing.planned import PricedPipeline, price_pipeline
 from autopar.pricing.prices import PICOSECONDS, Prices
 from autopar.pricing.state import StateSharding
 from autopar.pricing.state_prices import StatePrices

@@ -43,12 +43,12 @@ def figures_of(arch: Arch, layout: Layout, software: Software, layer: str = "Lay
     """What a kind of layer does with the tokens of one context rank."""
     run = TrainingRun(arch, NODE, layout, software, "bf16")
     prices = model_of(run, trainer_of_run(arch, NODE, layout, software)).prices
-    return prices.figures[layer].over(layout.cp)
+    return prices.figures[layer, layout.cp]
 
 
 def ends_of(arch: Arch, layout: Layout, software: Software) -> Figures:
     """The same of what lies outside the layers."""
     run = TrainingRun(arch, NODE, layout, software, "bf16")
     prices = model_of(run, trainer_of_run(arch, NODE, layout, software)).prices
-    (root,) = (of for name, of in prices.figures.items() if isinstance(name, tuple) and of.head)
-    return root.over(layout.cp)
+    (root,) = (of for (_, ways), of in prices.figures.items() if of.head and ways == layout.cp)
+    return root

@@ -17,7 +17,8 @@ from autopar.planner.search.layouts import search_plan
 from autopar.planner.solve.solved import solve, state_of
 from autopar.planner.staged.lightening import lightest
 from autopar.pricing.memory import step_memory
-from autopar.pricing.pipeline import Choice, PipelinePrices, choices_of, runs_of
+from autopar.pricing.pipeline import Choice, PipelinePrices, runs_of
+from autopar.pricing.planned import choices_of
 from tests.planner.graphs import gpt
 from tests.planner.one_stage import one_stage
 from tests.planner.test_pipeline_search import cut_model

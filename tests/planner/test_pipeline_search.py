@@ -22,7 +22,8 @@ from autopar.planner.solve.solved import Solved, solve, state_of
 from autopar.planner.staged.pipelines import USUAL
 from autopar.pricing.cut_model import CutModel
 from autopar.pricing.cuts import Cuts
-from autopar.pricing.pipeline import Choice, Figure, PipelinePrices, choices_of, runs_of
+from autopar.pricing.pipeline import Choice, Figure, PipelinePrices, runs_of
+from autopar.pricing.planned import choices_of
 from autopar.pricing.prices import Prices
 from autopar.pricing.runs import runs_of_kinds
 from autopar.pricing.state import StateSharding

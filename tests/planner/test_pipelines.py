@@ -20,7 +20,8 @@ from autopar.planner.ask.pins import read_pins
 from autopar.planner.ask.question import Answer, Question
 from autopar.planner.search.layouts import search_plan
 from autopar.pricing.bounds import pipeline_bounds, state_bytes
-from autopar.pricing.pipeline import PricedPipeline, price_pipeline, runs_of
+from autopar.pricing.pipeline import runs_of
+from autopar.pricing.planned import PricedPipeline, price_pipeline
 from autopar.pricing.prices import Prices
 from autopar.pricing.sends import Order
 from autopar.pricing.summary import summarise

@@ -26,11 +26,8 @@ from autopar.planner.staged.pipelines import USUAL
 from autopar.pricing.cut_model import CutModel
 from autopar.pricing.cuts import Cuts
 from autopar.pricing.links import links
-from autopar.pricing.pipeline import (
-    PipelinePrices,
-    price_pipeline,
-    runs_of,
-)
+from autopar.pricing.pipeline import PipelinePrices, runs_of
+from autopar.pricing.planned import price_pipeline
 from autopar.pricing.prices import Prices
 from autopar.pricing.summary import summarise
 from autopar.report.pipeline import explain_pipeline, kinds_of

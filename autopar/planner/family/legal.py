@@ -62,6 +62,21 @@ def illegal(arch: Arch, layout: Layout, device_count: int) -> list[str]:
         broken.append(f"2 x cp {x.cp} chunks do not divide the sequence {arch.seq}")
     if x.tp > 1 and x.sequence_parallel and (arch.seq // x.cp) % x.tp:
         broken.append(f"sequence parallel: tp {x.tp} does not divide the sequence {arch.seq}")
+    broken += _experts(arch, x)
+    if x.zero == 3 and x.pp > 1 and x.microbatches > 1 and x.schedule == "gpipe":
+        broken.append("zero 3 under gpipe would gather every parameter for every microbatch twice")
+    return broken
+
+
+def _stages(x: Layout) -> str:
+    """What multiplies to the number of stages."""
+    waves = SCHEDULES[x.schedule].stages
+    return f"pp {x.pp} x interleave {x.interleave}" + (f" x {waves}" if waves > 1 else "")
+
+
+def _experts(arch: Arch, x: Layout) -> list[str]:
+    """Of what splits experts."""
+    broken = []
     if x.ep > 1 and not arch.is_moe:
         broken.append(f"ep {x.ep} for a model without experts")
     elif x.ep > 1:
@@ -84,12 +99,4 @@ def illegal(arch: Arch, layout: Layout, device_count: int) -> list[str]:
                 f"etp {x.etp} x ep {x.ep} = {x.ep * x.etp} does not divide tp {x.tp} x cp {x.cp} "
                 f"x dp {x.dp} = {x.tp * x.cp * x.dp}"
             )
-    if x.zero == 3 and x.pp > 1 and x.microbatches > 1 and x.schedule == "gpipe":
-        broken.append("zero 3 under gpipe would gather every parameter for every microbatch twice")
     return broken
-
-
-def _stages(x: Layout) -> str:
-    """What multiplies to the number of stages."""
-    waves = SCHEDULES[x.schedule].stages
-    return f"pp {x.pp} x interleave {x.interleave}" + (f" x {waves}" if waves > 1 else "")

@@ -211,7 +211,7 @@ class _Drawn:
 
     cuts: Cuts
     fusion: Fusion
-    figures: dict[Hashable, Figures] = field(default_factory=dict)
+    figures: dict[tuple[Hashable, int], Figures] = field(default_factory=dict)
 
 
 @lru_cache(maxsize=1024)

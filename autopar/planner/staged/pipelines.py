@@ -37,7 +37,8 @@ from autopar.planner.staged.pipeline_models import Models
 from autopar.planner.staged.shapes import EVERY, Core, Shape
 from autopar.pricing.cut_model import CutModel
 from autopar.pricing.cuts import Cuts
-from autopar.pricing.pipeline import PipelinePrices, choices_of
+from autopar.pricing.pipeline import PipelinePrices
+from autopar.pricing.planned import choices_of
 from autopar.pricing.prices import Prices
 from autopar.pricing.repricing import objective
 from autopar.pricing.sends import Order

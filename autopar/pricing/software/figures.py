@@ -1,36 +1,20 @@
-"""What a unit of a transformer's graph does on one rank, by what software of published runs tells
-apart: products, attention, passes over memory, collectives, what is kept for backward.
+"""What a unit of a transformer does on one rank, by what software of published runs tells apart:
+products, attention, passes over memory, collectives, what is kept for backward.
 
-Names of ops are those of `autopar.frontends.family`. Of routed experts it has their numbers
+Products go by the names of `autopar.frontends.family`. Of routed experts there are their numbers
 alone (`autopar.pricing.software.routed`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TypeVar, cast
+from typing import TypeVar
 
 from autopar.cost_models.collectives import Kind as Collective
-from autopar.lowering.spread import Lowered, LoweredOp, LoweredTensor
-from autopar.nouns.graph import DTYPE_BYTES
-from autopar.nouns.plan import key
-from autopar.pricing.units.activations import Places
-from autopar.rules.fusion import Fusion
-from autopar.rules.resharding import collectives
-from autopar.rules.work import Moves, Work, extents, kept_bytes, op_work
 
-NORMS = ("layer_norm", "rms_norm")
-ALONE_BY_HAND = (*NORMS, "dropout")
-"""What compilers join with its neighbours, and most of the kernels that are written do not."""
-ATTENTION = ("q", "k", "v", "kv", "q_down", "kv_down", "out")
 DENSE = ("mlp", "gate", "up", "down")
 SHARED = ("shared", "shared_gate", "shared_up", "shared_down")
-ROUTED = ("router", "experts", "routed")
-MLPS = (*DENSE[:3], *SHARED[:3])
-_JOINED = (("q", "k", "v"), ("q_down", "kv_down"), ("gate", "up"), ("shared_gate", "shared_up"))
-"""Products of one operand that software does as one."""
 
 # Edge of the result's tiles of a large product.
 TILE = 256
@@ -185,195 +169,3 @@ Sizes = TypeVar("Sizes", Saved, Traffic)
 
 def _scaled(sizes: Sizes, by: float) -> Sizes:
     return replace(sizes, **{f.name: by * getattr(sizes, f.name) for f in fields(sizes)})
-
-
-def figures_of(body: Lowered, fused: Fusion, apart: bool) -> Figures:
-    """Of a layer. apart: each rank has tokens of its own, so that what experts alone read is not
-    gathered for them.
-    """
-    own = [op for op in body.ops if _module(op.op.name) not in ROUTED]
-    works = {op.op.name: _work(op, body, fused) for op in own}
-    light = {n: w for n, w in works.items() if w.cost in ("elementwise", "reduction")}
-    experts = next((_experts(op, body) for op in body.ops if op.op.kind == "experts"), None)
-    attentions = [_attention(op, body, works) for op in own if op.op.kind == "attention"]
-    beside = any(_module(op.op.name) in SHARED for op in own)
-    alone = apart and experts is not None and not beside
-    samples, positions, hidden = body.tensors["x"].tensor.shape
-    return Figures(
-        tokens=samples * positions,
-        hidden=hidden,
-        parameters=float(sum(_outside_experts(body))),
-        products=tuple(_products(own, body)),
-        attention=next(iter(attentions), None),
-        traffic=Traffic(
-            **{
-                part: sum(w.forward_bytes for n, w in light.items() if _part(n) == part)
-                for part in ("hidden", "heads", "activation")
-            }
-        ),
-        traffic_back=sum(w.backward_bytes for w in light.values()),
-        moved=tuple(_moved(body, ("mlp_norm", *ROUTED) if alone else ())),
-        experts=experts,
-        saved=_saved(own, body, fused),
-    )
-
-
-def ends_of(root: Lowered) -> Figures:
-    """Of what lies outside the layers: the head's product, where it is here, and all parameters.
-
-    Of a stage's root as of the whole model's; what little else it does is not counted."""
-    heads = [_product(op, root) for op in root.ops if op.op.name == "head/linear"]
-    stream = next(
-        op.op.inputs[0] if op.op.kind == "linear" else op.op.outputs[0]
-        for op in root.ops
-        if op.bound is None or op.op.name in ("tokens/embedding", "head/linear")
-    )
-    samples, positions, hidden = root.tensors[stream].tensor.shape
-    sizes = [*_outside_experts(root)]
-    return Figures(
-        samples * positions,
-        hidden,
-        float(sum(sizes)),
-        head=next(iter(heads), None),
-        largest=max(sizes, default=0),
-    )
-
-
-def _module(name: str) -> str:
-    return name.partition("/")[0]
-
-
-def _work(op: LoweredOp, body: Lowered, fused: Fusion) -> Work:
-    assert op.bound is not None
-    kernel = _kernel(op, fused, body.block)
-    work = op_work(op.op, op.bound, op.strategy, body.mesh, body.graph.tensors, kernel)
-    if work.kind == "bias" and kernel is None:
-        # The product before it adds it; its gradient is a sum over rows.
-        return replace(work, forward_bytes=0.0, backward_bytes=work.backward_bytes / 2)
-    return work
-
-
-def _kernel(op: LoweredOp, fused: Fusion, scope: str | None) -> Moves | None:
-    """What the op moves in a kernel with others; None: it is one by itself."""
-    return None if op.op.kind in ALONE_BY_HAND else fused.moves.get(key(scope, op.op.name))
-
-
-def _part(name: str) -> str:
-    """What of a layer an elementwise op belongs to."""
-    module, _, kind = name.partition("/")
-    if kind.startswith("rotary") or (module == "attention" and not kind.startswith("dropout")):
-        return "heads"
-    return "activation" if module in MLPS else "hidden"
-
-
-def _attention(op: LoweredOp, body: Lowered, works: dict[str, Work]) -> Attention:
-    assert op.bound is not None
-    local = extents(op.bound, op.strategy, body.mesh)
-    query, keys, values = (math.prod(local[f] for dim in t for f in dim) for t in op.bound.operands)
-    size = DTYPE_BYTES[body.graph.tensors[op.op.inputs[1]].dtype]
-    return Attention(
-        flops=works[op.op.name].forward_flops,
-        keys=min(local["t"], op.op.attrs.get("window") or local["t"]),
-        scores=query / local["d"] * local["t"],
-        kv_bytes=size * (keys + values),
-    )
-
-
-def _experts(op: LoweredOp, body: Lowered) -> Experts:
-    index, first, second = (body.graph.tensors[op.op.inputs[i]].shape for i in (1, 3, 4))
-    count, hidden, width = second
-    return Experts(count, index[-1], hidden, width, gated=first[1] > width)
-
-
-def _product(op: LoweredOp, where: Lowered) -> Product:
-    assert op.bound is not None
-    local = extents(op.bound, op.strategy, where.mesh)
-    columns, depth = local["n"], local["k"]
-    rows = math.prod(local.values()) / (columns * depth)
-    return Product(_module(op.op.name), rows, columns, depth)
-
-
-def _products(ops: Sequence[LoweredOp], body: Lowered) -> Iterator[Product]:
-    made = {_module(op.op.name): _product(op, body) for op in ops if op.op.kind == "linear"}
-    for joined in _JOINED:
-        parts = [made.pop(name) for name in joined if name in made]
-        if parts:
-            yield replace(parts[0], columns=sum(p.columns for p in parts))
-    yield from made.values()
-
-
-def _moved(body: Lowered, without: tuple[str, ...]) -> Iterator[Moved]:
-    """Forward collectives. without: modules whose results are not counted."""
-    tensors = body.graph.tensors
-    steps = [(value.steps, value.tensor) for value in body.tensors.values()]
-    steps += [(o.steps, tensors[o.name]) for op in body.ops for o in op.operands]
-    steps += [(o.steps, tensors[o.name]) for o in body.outputs]
-    for way, tensor in steps:
-        if _module(tensor.name) not in without:
-            for moved in collectives(way, tensor.dtype, body.mesh, "forward"):
-                yield cast(Collective, moved.kind), float(moved.size_bytes)
-
-
-def _saved(ops: Sequence[LoweredOp], body: Lowered, fused: Fusion) -> Saved:
-    """By groups; of what is gathered for products, the piece that each rank makes."""
-    places = Places(body)
-    sizes: dict[str, float] = {}
-    for op in ops:
-        assert op.bound is not None
-        kernel = _kernel(op, fused, body.block)
-        rule = op.bound.rule
-        read = rule.saves if kernel is None else kernel.saved
-        made = rule.saves_results if kernel is None else kernel.saved_results
-        names = [op.op.inputs[i] for i in read] + [op.op.outputs[i] for i in made]
-        for root in (places.root[name] for name in names):
-            value = body.tensors[root]
-            if value.tensor.differentiable and value.tensor.role != "parameter":
-                sizes[root] = _size(value, body)
-        sizes[f"{op.op.name} keeps"] = _kept(op, body)
-    groups = dict.fromkeys((f.name for f in fields(Saved)), 0.0)
-    for name, size in sizes.items():
-        groups[_group(name)] += size
-    groups["every_second"] = _every_second(ops, body)
-    return Saved(**groups)
-
-
-def _kept(op: LoweredOp, body: Lowered) -> float:
-    assert op.bound is not None
-    return float(sum(kept_bytes(op.bound, extents(op.bound, op.strategy, body.mesh))))
-
-
-def _every_second(ops: Sequence[LoweredOp], body: Lowered) -> float:
-    """What torchtitan's selective checkpointing keeps: the layer's input, attention's result, and
-    the results of the first, third, fifth ... of its products."""
-    products = [op for op in ops if op.op.kind == "linear"]
-    attentions = [op for op in ops if op.op.kind == "attention"]
-    kept = [op.op.outputs[0] for op in (*products[::2], *attentions)]
-    size = sum(_size(body.tensors[name], body) for name in ("x", *kept))
-    return size + sum(_kept(op, body) for op in attentions)
-
-
-def _size(value: LoweredTensor, body: Lowered) -> float:
-    local = value.produced.local_shape(value.tensor.shape, body.mesh)
-    return float(math.prod(local) * DTYPE_BYTES[value.tensor.dtype])
-
-
-def _group(name: str) -> str:
-    """The field of `Saved` that a tensor belongs to."""
-    module, _, kind = name.partition("/")
-    if module in ("attention_norm", "mlp_norm") and kind in NORMS:
-        return "norms"
-    if name == "attention/attention":
-        return "mixed"
-    if module in MLPS and kind in ("mul", "gelu"):
-        return "after"
-    if module in ("attention", "q", "k", "v", "kv"):
-        return "heads"
-    return "before" if module in MLPS else "inputs"
-
-
-def _outside_experts(body: Lowered) -> Iterator[int]:
-    """Elements on one model rank of each parameter outside routed experts."""
-    for value in body.tensors.values():
-        module = value.tensor.name.partition(".")[0]
-        if value.tensor.role == "parameter" and module not in ROUTED[1:]:
-            yield math.prod(value.produced.local_shape(value.tensor.shape, body.mesh))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import cast
 
 from autopar.cost_models.collectives import AxisGroup, Kind, measured, price
@@ -60,6 +61,7 @@ def move_time_s(cluster: Cluster, mesh: Mesh, kind: str, axis: str, size_bytes: 
     return price(cluster, cast(Kind, kind), group_of(mesh, axis)).time_s(size_bytes)
 
 
+@lru_cache(maxsize=4096)
 def group_of(mesh: Mesh, axis: str) -> AxisGroup:
     """The ranks of an axis, or of several as one group: ``"dp_replicate+dp_shard"``.
 

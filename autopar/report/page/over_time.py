@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from autopar.nouns.plan import Prediction
 from autopar.pipeline.play import Span, memory
 from autopar.pipeline.trace import NAMES
-from autopar.pricing.pipeline import PricedPipeline
+from autopar.pricing.planned import PricedPipeline
 from autopar.pricing.stage_time import stage_time
 from autopar.report.page.frontier import NEAR
 from autopar.report.page.html import Markup, dotted, section, table, tag

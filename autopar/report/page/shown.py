@@ -9,7 +9,7 @@ from typing import Any
 from autopar.lowering.spread import Lowered
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.plan import Plan
-from autopar.pricing.pipeline import PricedPipeline
+from autopar.pricing.planned import PricedPipeline
 from autopar.report.explain import Explained, explained
 from autopar.report.revisit import Revisited
 from autopar.runtime.jobs.result import RunResult
