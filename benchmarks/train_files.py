@@ -20,9 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from autopar.files import plan_folder
-from autopar.runtime.jobs import jax_launch
+from autopar.runtime.jobs import jax_launch, pytorch_launch
 from autopar.runtime.jobs.host_memory import environment
-from autopar.runtime.jobs.pytorch_launch import local_launcher, with_its_ranks
 from benchmarks.figures import Target, show
 from benchmarks.planned import planned_in
 from benchmarks.zoo import EXAMPLES, PLANS
@@ -41,16 +40,21 @@ def differences(folders: Sequence[Path], ranks: int, where: Path) -> dict[str, s
     (where / "folders.json").write_text(json.dumps([str(folder) for folder in folders]))
     if plan_folder.read_plan(folders[0]).framework == "jax":
         worker = ["-m", "benchmarks.train_files_worker_jax", str(where)]
-        sees_all = jax_launch.environment(ranks, "cpu")
-        code = subprocess.run([sys.executable, *worker], env=sees_all).returncode
+        code = python(worker, jax_launch.environment(ranks, "cpu"))
     else:
         worker = ["-m", "benchmarks.train_files_worker", str(where)]
+        start = pytorch_launch.local_launcher(ranks, where / "codes.json")
         with environment():
-            code = with_its_ranks([*local_launcher(ranks, where / "codes.json"), *worker])
+            code = pytorch_launch.with_its_ranks([*start, *worker])
     if code:
         return {str(folder): f"the job ended with {code}" for folder in folders}
     found: dict[str, str] = json.loads((where / "results.json").read_text())
     return found
+
+
+def python(words: Sequence[str], env: Mapping[str, str]) -> int:
+    """The exit code of ``python WORDS`` in this environment."""
+    return subprocess.run([sys.executable, *words], env=env).returncode
 
 
 def rows(families: Iterable[str], home: Path) -> list[dict[str, Any]]:

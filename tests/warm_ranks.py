@@ -25,7 +25,11 @@ def with_its_ranks(command: Sequence[str]) -> int:
 
 def jax_worker(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
     """`jax_launch.worker`, likewise."""
-    words = ["-m", jax_launch.WORKER, *arguments]
+    return python_of_jax(["-m", jax_launch.WORKER, *arguments], environment)
+
+
+def python_of_jax(words: Sequence[str], environment: Mapping[str, str]) -> int:
+    """The exit code of ``python WORDS`` that sees the devices which this environment gives."""
     return warm.code_of(warm.start(_of_jax, [words], (1, 2), environment=environment))
 
 

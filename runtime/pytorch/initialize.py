@@ -38,9 +38,14 @@ class Target:
 
 
 def initialize(
-    make: Callable[[], nn.Module], seed: int, targets: Mapping[str, Target]
+    make: Callable[[], nn.Module],
+    seed: int,
+    targets: Mapping[str, Target],
+    recorded_of: Callable[[Callable[[], nn.Module]], Record] = record,
 ) -> str | None:
     """Fills every target with what ``make()`` draws after ``torch.manual_seed(seed)``.
+
+    ``recorded_of`` is `record`, or gives what it gave for the same constructor before.
 
     Returns None, or the reason why the whole model had to be built in memory for it. The state of
     the random generator is left as it was. Raises `ProgramError` for a name or a shape that the
@@ -48,7 +53,7 @@ def initialize(
     """
     with torch.random.fork_rng(devices=[]):
         try:
-            recorded = record(make)
+            recorded = recorded_of(make)
         except Exception as error:  # whatever a constructor does under fake tensors
             reason = str(error) if isinstance(error, Untrusted) else _short(error)
             torch.manual_seed(seed)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ast
-
 from autopar.nouns.axes import AXES
-from tests.agreements.test_imports import ROOT, sources
+from tests.agreements.test_imports import ROOT, read, sources
 
 MAY_SPELL = {
     "autopar/nouns/": "where the names are from",
@@ -15,10 +13,10 @@ MAY_SPELL = {
 
 def test_names_of_axes_are_constants() -> None:
     wrong = [
-        f"{file.relative_to(ROOT)}:{node.lineno}: {node.value!r}"
+        f"{file.relative_to(ROOT)}:{line}: {text!r}"
         for _, file in sources()
         if not str(file.relative_to(ROOT)).startswith(tuple(MAY_SPELL))
-        for node in ast.walk(ast.parse(file.read_text()))
-        if isinstance(node, ast.Constant) and node.value in AXES
+        for text, line in read(file).texts
+        if text in AXES
     ]
     assert not wrong, "\n".join(wrong)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,9 @@ import pytest
 from autopar.files import plan_folder
 from autopar.pipeline.schedules.table import SCHEDULES
 from autopar.runtime.shared.program_module import read_train
+from benchmarks import train_files
 from benchmarks.planned import planned_in
-from benchmarks.train_files import differences
+from tests import warm_ranks
 from tests.plans import cluster_text
 
 MODEL = """
@@ -22,7 +24,7 @@ import autopar
 
 def batch(step=0):
     generator = torch.Generator().manual_seed(step)
-    return {"x": torch.randn(16, 8, generator=generator), "y": torch.arange(16) % 8}
+    return {"x": torch.randn(8, 8, generator=generator), "y": torch.arange(8)}
 
 
 class Layer(nn.Module):
@@ -35,9 +37,9 @@ class Layer(nn.Module):
 
 
 class Model(nn.Module):
-    def __init__(self, times=1.0):
+    def __init__(self, layers=4, times=1.0):
         super().__init__()
-        self.layers = nn.ModuleList(Layer() for _ in range(8))
+        self.layers = nn.ModuleList(Layer() for _ in range(layers))
         self.register_buffer("scale", 1.0 + torch.rand(8), persistent=False)
         self.times = times
 
@@ -48,8 +50,11 @@ class Model(nn.Module):
 
 
 plain = autopar.Workload(model=Model, batch=batch, clip_norm=0.5, learning_rate=1e-2)
+deep = autopar.Workload(
+    model=lambda: Model(8), batch=batch, clip_norm=0.5, learning_rate=1e-2
+)
 half = autopar.Workload(  # whose first steps overflow
-    model=lambda: Model(300.0), batch=batch, precision="float16", learning_rate=1e-2
+    model=lambda: Model(times=300.0), batch=batch, precision="float16", learning_rate=1e-2
 )
 """
 JAX_MODEL = """
@@ -83,49 +88,72 @@ half = autopar.Workload(  # 2 / 128 by 300 by 65536, the first scale, is beyond 
 )
 """
 STATE: dict[str, dict[str, str]] = {
-    "replicate": {"dp_replicate": "4", "microbatch": "2"},
-    **{f"ZeRO {z}": {"dp_shard": "4", "zero": str(z), "microbatch": "2"} for z in (1, 2, 3)},
+    "replicate": {"dp_replicate": "4", "microbatch": "1"},
+    **{f"ZeRO {z}": {"dp_shard": "4", "zero": str(z), "microbatch": "1"} for z in (1, 2, 3)},
     "both, tp": {"dp_shard": "2", "tp": "2", "zero": "3", "recompute": "full"},
     "pipeline x tp": {"pp": "2", "tp": "2", "interleave": "2", "schedule": "interleaved-1f1b"},
     "pipeline x ZeRO": {"pp": "2", "dp_shard": "2", "zero": "1", "schedule": "zb-h1"},
 }
-EVERY = STATE | {
+ONE_EACH = {name for name, kind in SCHEDULES.items() if kind.stages == 1 and not kind.interleaves}
+"""Schedules of one stage a rank; the others have two, and as many layers to put there."""
+PIPELINES = {
     name: {"pp": "4", "schedule": name, "microbatch": "1"} for name in SCHEDULES if name != "none"
 }
-HALF = {name: STATE[name] for name in ("replicate", "ZeRO 2", "pipeline x ZeRO")}
+LAYOUTS: Mapping[str, Mapping[str, dict[str, str]]] = {
+    "plain": STATE | {name: fix for name, fix in PIPELINES.items() if name in ONE_EACH},
+    "deep": {name: fix for name, fix in PIPELINES.items() if name not in ONE_EACH},
+    "half": {name: STATE[name] for name in ("replicate", "ZeRO 2", "pipeline x ZeRO")},
+}
+
+
+def planned(
+    tmp_path: Path, text: str, workload: str, layouts: Mapping[str, Mapping[str, str]]
+) -> dict[str, Path]:
+    model, cluster = tmp_path / "model.py", tmp_path / "cluster.yaml"
+    model.write_text(text)
+    cluster.write_text(cluster_text(4))
+    folders, refused = planned_in(f"{model}:{workload}", tmp_path / workload, layouts, str(cluster))
+    assert not refused
+    return folders
+
+
+def compare(folders: Mapping[str, Path], where: Path) -> None:
+    """Nothing differs under any layout."""
+    differing = train_files.differences(list(folders.values()), 4, where)
+    by_layout = {name: differing[str(folder)] for name, folder in folders.items()}
+    assert by_layout == dict.fromkeys(folders, "")
 
 
 @pytest.mark.gloo(4)
-@pytest.mark.parametrize(("workload", "layouts"), [("plain", EVERY), ("half", HALF)])
-def test_train_py_trains_bit_for_bit_what_the_trainer_does(
-    tmp_path: Path, workload: str, layouts: dict[str, dict[str, str]]
-) -> None:
-    model, cluster = tmp_path / "model.py", tmp_path / "cluster.yaml"
-    model.write_text(MODEL)
-    cluster.write_text(cluster_text(4))
-    folders, refused = planned_in(f"{model}:{workload}", tmp_path, layouts, str(cluster))
-    assert not refused
-    found = differences(list(folders.values()), 4, tmp_path / "job")
-    assert {name: found[str(folder)] for name, folder in folders.items()} == dict.fromkeys(
-        folders, ""
-    )
-    if workload == "half":
-        text = (folders["replicate"] / plan_folder.PROGRAM / plan_folder.TRAIN).read_text()
-        assert "if state.loss_scale.skips(state.pieces, state.ranks):" in text
-        assert hasattr(read_train(folders["replicate"]), "main")
+def test_train_py_trains_bit_for_bit_what_the_trainer_does(tmp_path: Path) -> None:
+    """All in one start of ranks."""
+    folders = {
+        f"{workload}, {name}": folder
+        for workload, layouts in LAYOUTS.items()
+        for name, folder in planned(tmp_path, MODEL, workload, layouts).items()
+    }
+    assert len(folders) == len(STATE) + len(PIPELINES) + len(LAYOUTS["half"])
+    stages = {
+        name: len(plan_folder.read_plan(folders[f"deep, {name}"]).stages)
+        for name in LAYOUTS["deep"]
+    }
+    assert stages == dict.fromkeys(LAYOUTS["deep"], 8)
+    compare(folders, tmp_path / "job")
+    scaled = folders["half, replicate"]
+    text = (scaled / plan_folder.PROGRAM / plan_folder.TRAIN).read_text()
+    assert "if state.loss_scale.skips(state.pieces, state.ranks):" in text
+    assert hasattr(read_train(scaled), "main")
 
 
-@pytest.mark.parametrize("workload", ["plain", "half"])
 def test_train_py_of_jax_trains_bit_for_bit_what_the_trainer_does(
-    tmp_path: Path, workload: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, cluster = tmp_path / "model.py", tmp_path / "cluster.yaml"
-    model.write_text(JAX_MODEL)
-    cluster.write_text(cluster_text(4))
+    monkeypatch.setattr(train_files, "python", warm_ranks.python_of_jax)
     layouts = {name: fix for name, fix in STATE.items() if "pp" not in fix}
-    folders, refused = planned_in(f"{model}:{workload}", tmp_path, layouts, str(cluster))
-    assert not refused
-    found = differences(list(folders.values()), 4, tmp_path / "job")
-    assert {name: found[str(folder)] for name, folder in folders.items()} == dict.fromkeys(
-        folders, ""
-    )
+    folders = {
+        f"{workload}, {name}": folder
+        for workload in ("plain", "half")
+        for name, folder in planned(tmp_path, JAX_MODEL, workload, layouts).items()
+    }
+    assert len(folders) == 2 * len(layouts)
+    compare(folders, tmp_path / "job")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,14 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from autopar.cli.commands import plan_files
-from autopar.files import plan_folder
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Spread
-from autopar.planner import plan
 from autopar.runtime.jobs.launch import verify_many
 from autopar.runtime.pytorch.dry_run import dry_run
 from autopar.runtime.shared.imported import BrokenProgram
+from benchmarks.planned import planned_in
 from tests.emit import adapted
 from tests.emit.harness import Emitted, capture_of, check, emitted
 from tests.emit.random_stage import random_stage
@@ -25,7 +22,6 @@ from tests.emit.test_names import Late
 
 CLUSTER = Path(__file__).parents[2] / "examples/clusters/cpu_4.yaml"
 LAYOUTS: Mapping[str, Mapping[str, str]] = {
-    "free": {},
     "tensors": {"tp": "2", "dp_shard": "2"},
     "state": {"dp_shard": "4", "zero": "3"},
     "stages": {"pp": "2", "dp_shard": "2"},
@@ -63,13 +59,16 @@ def test_every_width_of_a_class_is_tried() -> None:
 
 @pytest.mark.gloo
 def test_adapters_train_as_planned(tmp_path: Path) -> None:
+    """Every layout of all makes of adapters, and the planner's own plan of the first."""
     folders = {}
-    for wraps, how in itertools.product(adapted.WRAPS, LAYOUTS):
+    for number, wraps in enumerate(adapted.WRAPS):
         name = wraps.replace(" ", "_")
-        planned = plan(f"{adapted.__file__}:{name}", str(CLUSTER), LAYOUTS[how])
-        folders[wraps, how] = tmp_path / f"{name}_{how}"
-        files, _ = plan_files(planned, folders[wraps, how])
-        plan_folder.write(folders[wraps, how], files)
+        layouts = LAYOUTS if number else {"free": {}, **LAYOUTS}
+        made, refused = planned_in(
+            f"{adapted.__file__}:{name}", tmp_path / name, layouts, str(CLUSTER)
+        )
+        assert not refused
+        folders.update({(wraps, how): folder for how, folder in made.items()})
     verified = verify_many(list(folders.values()))
     for label, result in zip(folders, verified, strict=True):
         assert result.exact.largest < 1e-9, label

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,15 +15,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from autopar.cli.commands import plan_files
 from autopar.emit.constants import literal, number, same
 from autopar.emit.text import PRODUCT, SUM, UNARY, constant
-from autopar.files import plan_folder
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Spread
 from autopar.nouns.text import graph as graph_text
-from autopar.planner import plan
 from autopar.runtime.jobs.launch import verify_many
+from benchmarks.planned import planned_in
 from tests.emit import masked
 from tests.emit.harness import capture_of, check, emitted, load
 from tests.emit.random_stage import random_stage
@@ -192,15 +189,16 @@ LAYOUTS: Mapping[str, Mapping[str, str]] = {
 
 @pytest.mark.gloo
 def test_masked_models_train_as_planned(tmp_path: Path) -> None:
-    """By the commands' own way, in one start of processes."""
+    """All in one start of processes."""
     folders = {}
-    for name, how in itertools.product(("every", "encoder", "padded"), LAYOUTS):
-        if name == "padded" and "pp" in LAYOUTS[how]:
-            continue  # has no layers to cut between
-        planned = plan(f"{masked.__file__}:{name}", str(CLUSTER), LAYOUTS[how])
-        folders[name, how] = tmp_path / f"{name}_{how}"
-        files, _ = plan_files(planned, folders[name, how])
-        plan_folder.write(folders[name, how], files)
+    for name in ("every", "encoder", "padded"):
+        # padded has no layers to cut between
+        layouts = {h: fix for h, fix in LAYOUTS.items() if name != "padded" or "pp" not in fix}
+        made, refused = planned_in(
+            f"{masked.__file__}:{name}", tmp_path / name, layouts, str(CLUSTER)
+        )
+        assert not refused
+        folders.update({(name, how): folder for how, folder in made.items()})
     verified = verify_many(list(folders.values()))
     for label, result in zip(folders, verified, strict=True):
         assert result.exact.largest < 1e-9, label

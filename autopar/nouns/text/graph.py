@@ -20,6 +20,7 @@ declared by its role before the ops that read it. ``grad``: the loss's gradient 
 from __future__ import annotations
 
 import hashlib
+from functools import lru_cache
 
 from autopar.nouns.graph import Graph, without_sources
 from autopar.nouns.text.reading import read
@@ -31,6 +32,7 @@ def to_text(graph: Graph) -> str:
     return written(graph, "graph", Notes())
 
 
+@lru_cache(maxsize=2)  # whoever opens a plan reads its graph for each thing that is asked of it
 def from_text(text: str) -> Graph:
     """The inverse of `to_text`; lists come back as tuples. Raises `TextError`."""
     return read(text, "graph").graph

@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -33,6 +33,7 @@ from autopar.runtime.pytorch.initialize import initialize
 from autopar.runtime.pytorch.parameters import Region, region_shape
 from autopar.runtime.pytorch.ranks import Ranks
 from autopar.runtime.pytorch.recomputing import recomputations
+from autopar.runtime.pytorch.recording import Record, record
 from autopar.runtime.pytorch.training.load import (
     check_model_of,
     check_same,
@@ -60,6 +61,10 @@ from autopar.runtime.verify.verified import TOLERANCE, Errors, VerifyResult, nar
 
 _references: dict[str, Reference] = {}
 _checked: set[tuple[str, str]] = set()
+_recorded: dict[str, Record] = {}
+"""How models initialise themselves, by target as `_references`."""
+KEPT_BYTES = 1 << 20
+"""Of tensors in a record that is kept: constants, not weights."""
 
 
 def verify(folder: str | Path) -> dict[str, Any]:
@@ -168,7 +173,7 @@ def _run(
     tolerance: float = TOLERANCE,
 ) -> _Run:
     """`STEPS` steps; without ``lift`` one more, whose collectives are counted."""
-    trainer = make_trainer(folder, workload, device, lift)
+    trainer = make_trainer(folder, workload, device, lift, recorded_once(folder))
     quiet: Callable[[], AbstractContextManager[Any]] = exact if lift else FixedDraws
     given = dict(batch) if lift is not None else _as_planned(folder, batch)
     comparison = Comparison(wanted, precision, tolerance)
@@ -241,8 +246,33 @@ def _give(trainer: Trainer, wanted: Reference | None, step: int) -> None:
                 grad.copy_(whole[held.region])
 
 
+def recorded_once(folder: str | Path) -> Callable[[Callable[[], nn.Module]], Record]:
+    """`record` of the plan's model, which all plans of one target need only once.
+
+    One that holds more than a little memory is made again. A replay may write into constants, so
+    each gets its own.
+    """
+    target = plan_folder.workload_of(folder, plan_folder.read_plan(folder))
+
+    def recorded(make: Callable[[], nn.Module]) -> Record:
+        kept = _recorded.get(target)
+        if kept is None:
+            kept = record(make)
+            real = [v for v in kept.values.values() if isinstance(v, torch.Tensor)]
+            if sum(tensor.nbytes for tensor in (*real, *kept.constants.values())) > KEPT_BYTES:
+                return kept
+            _recorded[target] = kept
+        return replace(kept, constants={key: t.clone() for key, t in kept.constants.items()})
+
+    return recorded
+
+
 def make_trainer(
-    folder: str | Path, workload: Workload, device: torch.device, lift: torch.dtype | None
+    folder: str | Path,
+    workload: Workload,
+    device: torch.device,
+    lift: torch.dtype | None,
+    recorded_of: Callable[[Callable[[], nn.Module]], Record] = record,
 ) -> Trainer:
     """The plan's trainer with the original initial weights; ``lift`` replaces float32 in it."""
     assert workload.model is not None
@@ -258,7 +288,7 @@ def make_trainer(
     return Trainer(
         emitted,
         workload,
-        lambda targets: initialize(make, workload.seed, targets),
+        lambda targets: initialize(make, workload.seed, targets, recorded_of),
         Ranks(emitted.mesh, device),
         lift=lift,
     )
