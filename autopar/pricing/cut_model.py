@@ -11,22 +11,26 @@ from autopar.lowering.spread import Lowered
 from autopar.nouns.cluster import Cluster
 from autopar.pricing.cuts import Cuts, Signature
 from autopar.pricing.prices import Prices
-from autopar.pricing.software_summary import summary_of
+from autopar.pricing.software.trainer import Trainer
+from autopar.pricing.software_summary import held_of, summary_of
 from autopar.pricing.summary import Summary, summarise
+from autopar.pricing.units.held import StageBytes
 
 
 @dataclass(slots=True)
 class CutModel:
-    """`Cuts` of a graph with the prices of its units; ``summary`` is of the whole.
+    """`Cuts` of a graph with the prices of its units; ``whole``: its summary, made where none is
+    given.
 
     One may be had for every view of a cluster (`on`); they share what prices do not change.
     """
 
     cuts: Cuts
-    summary: Summary
+    whole: Summary | None
     prices: Prices
     framework: str
     _summaries: dict[Signature, Summary] = field(default_factory=dict)
+    _held: dict[Signature, StageBytes] = field(default_factory=dict)
     _views: dict[Cluster, CutModel] = field(default_factory=dict)
 
     @property
@@ -36,6 +40,12 @@ class CutModel:
     @property
     def units(self) -> tuple[str, ...]:
         return self.cuts.units
+
+    @property
+    def summary(self) -> Summary:
+        if self.whole is None:
+            self.whole = self._summarised(self.lowered, None)
+        return self.whole
 
     def on(self, view: Cluster) -> CutModel:
         """The same on other devices, or with other links."""
@@ -53,11 +63,19 @@ class CutModel:
             return self.summary
         key = self.cuts.signature(first, end)
         if key not in self._summaries:
-            self._summaries[key] = self._summarised(self.cuts.part(first, end).lowered)
+            part = self.cuts.part(first, end).lowered
+            self._summaries[key] = self._summarised(part, self.summary)
         return self._summaries[key]
 
-    def _summarised(self, part: Lowered) -> Summary:
+    def _summarised(self, part: Lowered, known: Summary | None) -> Summary:
         trainer = self.prices.trainer
         if trainer is None:
-            return summarise(part, self.prices, self.framework, self.summary)
-        return summary_of(part, self.prices, trainer, self.summary)
+            return summarise(part, self.prices, self.framework, known)
+        return summary_of(part, self.prices, trainer, known)
+
+    def held_by(self, trainer: Trainer, first: int, end: int) -> StageBytes:
+        """What published software holds of a stage."""
+        key = self.cuts.signature(first, end)
+        if key not in self._held:
+            self._held[key] = held_of(self.cuts.part(first, end).lowered, self.prices, trainer)
+        return self._held[key]

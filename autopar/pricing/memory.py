@@ -26,8 +26,6 @@ no profile says how much a training process of the device holds; on a CPU that i
 
 def stage_bytes(summary: Summary, state: StateSharding, recompute: Recompute) -> StageBytes:
     """What a stage holds; ``summary`` is of that stage alone."""
-    if summary.held is not None:
-        return summary.held
     parameters, gradients, optimizer, host = _state_bytes(summary, state)
     if summary.xla is None:
         life = summary.life(recompute)

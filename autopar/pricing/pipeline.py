@@ -225,6 +225,8 @@ class PipelinePrices:
         return busy_s + time.reduce_s, [busy_s]
 
     def bytes_of(self, first: int, end: int) -> StageBytes:
+        if self.state.trainer is not None:
+            return self.model.held_by(self.state.trainer, first, end)
         return stage_bytes(self.model.stage_summary(first, end), self.state, self.recompute)
 
     def memory(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Hashable
 
 from autopar.lowering.spread import Lowered
 from autopar.pricing.prices import Prices
@@ -16,59 +17,69 @@ from autopar.pricing.software.memory import (
     working_bytes,
 )
 from autopar.pricing.software.reading import ends_of, figures_of
+from autopar.pricing.software.routed import routed_elements
 from autopar.pricing.software.trainer import Trainer
 from autopar.pricing.software.unit import unit_of
 from autopar.pricing.summary import Summary
 from autopar.pricing.units.held import StageBytes
-from autopar.pricing.units.unit import Unit
 
 
 def summary_of(
     lowered: Lowered, prices: Prices, trainer: Trainer, known: Summary | None = None
 ) -> Summary:
     """Of a whole model, or of the part of it that is a stage. ``known``: of the whole."""
-    each = {name: _figures(body, prices, trainer) for name, body in lowered.blocks.items()}
-    ends = _figures(lowered, prices, trainer)
     whole = {} if known is None else known.bodies
-    bodies = {name: whole.get(name) or unit_of(of, trainer) for name, of in each.items()}
-    root = unit_of(ends, trainer)
-    calls = tuple(op.op.attrs["block"] for op in lowered.ops if op.bound is None)
-    copies = {name: len(dict.fromkeys(lowered.graph.blocks[name].instances)) for name in bodies}
-    owners = [(root, 1), *((bodies[name], count) for name, count in copies.items())]
+    bodies = {
+        name: whole.get(name) or unit_of(_figures(body, prices, trainer), trainer)
+        for name, body in lowered.blocks.items()
+    }
     return Summary(
-        root=root,
+        root=unit_of(_figures(lowered, prices, trainer), trainer),
         bodies=bodies,
-        calls=calls,
-        copies=copies,
+        calls=_calls(lowered),
+        copies=_copies(lowered),
         lives={},
         buffer_bytes=0,
         whole=bodies,
-        held=_held(trainer, ends, each, calls, owners),
     )
 
 
-def _held(
-    trainer: Trainer,
-    root: Figures,
-    layers: Mapping[str, Figures],
-    calls: Sequence[str],
-    owners: Sequence[tuple[Unit, int]],
-) -> StageBytes:
-    """owners: what lies outside the layers, then each kind of them, with their number."""
-    saved = {name: saved_bytes(of, trainer) for name, of in layers.items()}
+def held_of(lowered: Lowered, prices: Prices, trainer: Trainer) -> StageBytes:
+    """All that the software holds of a stage."""
+    layers = {name: _figures(body, prices, trainer) for name, body in lowered.blocks.items()}
+    root = _figures(lowered, prices, trainer)
+    copies = _copies(lowered)
+    stored = [(layers[name].parameters, routed_elements(layers[name], trainer)) for name in layers]
+    counts = [copies[name] for name in layers]
+    outside = root.parameters + sum(
+        count * own for (own, _), count in zip(stored, counts, strict=True)
+    )
+    routed = sum(count * own for (_, own), count in zip(stored, counts, strict=True))
+    parameters, gradients, optimizer = states_bytes(trainer, outside, routed)
+    calls = Counter(_calls(lowered))
+    saved = sum(count * saved_bytes(layers[name], trainer) for name, count in calls.items())
     working = [working_bytes(of, trainer) for of in layers.values()]
-    parameters, gradients, optimizer = states_bytes(trainer, owners)
+    largest = max((sum(of) for of in stored), default=0.0)
     return StageBytes(
         parameters=round(parameters),
         gradients=round(gradients),
         optimizer=round(optimizer),
         host=0,
-        saved=round(sum(saved[name] for name in calls) + handed_on_bytes(root, trainer)),
+        saved=round(saved + handed_on_bytes(root, trainer)),
         passing=round(max([*working, loss_bytes(root, trainer)])),
         casts=0,
-        gathered=round(gathered_bytes(trainer, root, owners[1:])),
+        gathered=round(gathered_bytes(trainer, root, largest, sum(counts))),
         packages=frozenset(),
     )
+
+
+def _calls(lowered: Lowered) -> tuple[str, ...]:
+    return tuple(op.op.attrs["block"] for op in lowered.ops if op.bound is None)
+
+
+def _copies(lowered: Lowered) -> dict[str, int]:
+    blocks = lowered.graph.blocks
+    return {name: len(dict.fromkeys(blocks[name].instances)) for name in lowered.blocks}
 
 
 def _figures(part: Lowered, prices: Prices, trainer: Trainer) -> Figures:

@@ -31,7 +31,6 @@ from autopar.pricing.units.activations import (
     kept_by_policy,
     saved_parameters,
 )
-from autopar.pricing.units.held import StageBytes
 from autopar.pricing.units.unit import Unit
 from autopar.pricing.xla_memory import XlaLives, xla_lives
 
@@ -62,8 +61,6 @@ class Summary:
     """Bytes that one call leaves for backward, by block and recompute policy."""
     whole: Mapping[str, Unit] = field(default_factory=dict)
     """``bodies``, each with its parameters."""
-    held: StageBytes | None = None
-    """Of published software: all that it holds of the stage."""
 
     def life(self, recompute: Recompute) -> Life:
         """One microbatch under a policy, or where the calls that come first do more."""

@@ -32,7 +32,7 @@ from autopar.pricing.software.routed import routed_of
 from autopar.pricing.software.states import spent
 from autopar.report.estimates import render, to_json
 from autopar.report.units import size
-from tests.cost_models.trained import figures_of, held, trained, trainer_of_run
+from tests.cost_models.trained import figures_of, held, trainer_of_run
 
 ROOT = Path(__file__).parents[2]
 LLAMA = load_arch(ROOT / "examples/archs/llama3_70b.yaml")
@@ -123,7 +123,7 @@ def test_wider_precisions_need_more_of_everything() -> None:
         assert narrow.step_time_s < wide.step_time_s
     # All but a sum for each row of attention's heads and of two norms, float32 in either.
     half, single = (
-        held(trained(replace(LLAMA, layers=4), node, Layout(8, tp=8), precision=precision)).saved
+        held(replace(LLAMA, layers=4), node, Layout(8, tp=8), Software(), precision).saved
         for precision in ("bf16", "fp32")
     )
     sums = 4 * 4 * LLAMA.seq / 8 * (LLAMA.heads + 2)

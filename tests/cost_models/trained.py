@@ -10,7 +10,6 @@ from autopar.nouns.layout import Layout
 from autopar.planner.family.runs import TrainingRun, model_of
 from autopar.pricing.software.figures import Figures
 from autopar.pricing.software.trainer import Trainer, trainer_of
-from autopar.pricing.summary import Summary
 from autopar.pricing.units.held import StageBytes
 
 NODE = load_cluster("examples/clusters/h100_8.yaml")
@@ -22,33 +21,29 @@ def trainer_of_run(
     return trainer_of(cluster, layout, software, precision, arch.dim)
 
 
-def trained(
-    arch: Arch,
-    cluster: Cluster,
-    layout: Layout,
-    software: Software | None = None,
-    precision: str = "bf16",
-) -> Summary:
-    """The whole model, as one stage."""
-    run = TrainingRun(arch, cluster, layout, software or Software(), precision)
-    return model_of(run, trainer_of_run(arch, cluster, layout, run.software, precision)).summary
-
-
-def held(summary: Summary) -> StageBytes:
-    assert summary.held is not None
-    return summary.held
+def held(
+    arch: Arch, cluster: Cluster, layout: Layout, software: Software, precision: str = "bf16"
+) -> StageBytes:
+    """What is held of the whole model, as one stage."""
+    run = TrainingRun(arch, cluster, layout, software, precision)
+    trainer = trainer_of_run(arch, cluster, layout, software, precision)
+    model = model_of(run, trainer)
+    return model.held_by(trainer, 0, len(model.units))
 
 
 def figures_of(arch: Arch, layout: Layout, software: Software, layer: str = "Layer") -> Figures:
     """What a kind of layer does with the tokens of one context rank."""
     run = TrainingRun(arch, NODE, layout, software, "bf16")
-    prices = model_of(run, trainer_of_run(arch, NODE, layout, software)).prices
-    return prices.figures[layer, layout.cp]
+    model = model_of(run, trainer_of_run(arch, NODE, layout, software))
+    assert model.summary.bodies[layer]
+    return model.prices.figures[layer, layout.cp]
 
 
 def ends_of(arch: Arch, layout: Layout, software: Software) -> Figures:
     """The same of what lies outside the layers."""
     run = TrainingRun(arch, NODE, layout, software, "bf16")
-    prices = model_of(run, trainer_of_run(arch, NODE, layout, software)).prices
-    (root,) = (of for (_, ways), of in prices.figures.items() if of.head and ways == layout.cp)
+    model = model_of(run, trainer_of_run(arch, NODE, layout, software))
+    assert model.summary.root
+    figures = model.prices.figures.items()
+    (root,) = (of for (_, ways), of in figures if of.head and ways == layout.cp)
     return root

@@ -37,7 +37,6 @@ from autopar.pricing.sends import Ends, Order
 from autopar.pricing.software.figures import Figures
 from autopar.pricing.software.trainer import Trainer, trainer_of
 from autopar.pricing.software_step import SteadyOrder
-from autopar.pricing.software_summary import summary_of
 from autopar.pricing.state import StateSharding
 from autopar.pricing.step_time import StepTime
 from autopar.rules.cut import batch_cut
@@ -202,7 +201,7 @@ def model_of(run: TrainingRun, trainer: Trainer) -> CutModel:
     dtype = DTYPES[stream_bytes(run.precision)]
     mesh = drawn.cuts.lowered.mesh
     prices = Prices(run.cluster, mesh, dtype, drawn.fusion, trainer, figures=drawn.figures)
-    return CutModel(drawn.cuts, summary_of(drawn.cuts.lowered, prices, trainer), prices, "torch")
+    return CutModel(drawn.cuts, None, prices, "torch")
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from autopar.cost_models.software import Software
 from autopar.frontends.family.arch import Arch
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.layout import Layout
+from autopar.nouns.recompute import KEEP_ALL
 from autopar.nouns.style import Style
 from autopar.planner.family.legal import illegal
 from autopar.planner.family.pins import RECOMPUTES
@@ -73,13 +74,25 @@ def fitting(
     style: Style | None = None,
     software: Software | None = None,
 ) -> list[tuple[float, float, Layout]]:
-    """Of legal layouts the `keep` fastest that fit, as `sweep` gives them."""
+    """Of legal layouts the `keep` fastest that fit, as `sweep` gives them.
+
+    What runs again costs time and saves memory: of layouts that differ in it alone the one that
+    runs least again, of those that fit, stands for all.
+    """
     rows: list[tuple[float, float, Layout]] = []
+    alike: dict[Layout, list[Layout]] = {}
     for layout in candidates:
-        run = run_on(arch, cluster, layout, precision, style, software)
-        peak = peak_bytes(run)
-        if peak <= cluster.memory_bytes:
-            rows.append((step_s(run), peak, layout))
+        alike.setdefault(replace(layout, recompute=KEEP_ALL), []).append(layout)
+    for same in alike.values():
+        same.sort(key=lambda layout: RECOMPUTES.index(layout.recompute))
+        runs = [run_on(arch, cluster, x, precision, style, software) for x in same]
+        if peak_bytes(runs[-1]) > cluster.memory_bytes:
+            continue
+        for run in runs:
+            peak = peak_bytes(run)
+            if peak <= cluster.memory_bytes:
+                rows.append((step_s(run), peak, run.layout))
+                break
     return sorted(rows, key=_least_split)[:keep]
 
 

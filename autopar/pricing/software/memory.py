@@ -7,7 +7,7 @@ activations Korthikanti et al. 2022 (equations 1 to 6), microbatches in flight N
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Set
 from dataclasses import dataclass, replace
 
 from autopar.cost_models.constants import constant
@@ -18,7 +18,6 @@ from autopar.pricing.software.again import dropped
 from autopar.pricing.software.figures import Figures, Saved
 from autopar.pricing.software.states import STATE_BYTES, split_of
 from autopar.pricing.software.trainer import Trainer
-from autopar.pricing.units.unit import Unit
 
 # Bytes of one logit at the loss: the 16-bit logits and their gradient, and an eager loss's copies.
 LOGIT_BYTES = {"eager": 12.0, "fused": 4.0, "chunked": 0.5}
@@ -50,14 +49,9 @@ def overhead_of(trainer: Trainer, passing: float) -> Overhead:
     )
 
 
-def states_bytes(
-    trainer: Trainer, owners: Iterable[tuple[Unit, int]]
-) -> tuple[float, float, float]:
-    """(parameters, gradients, optimizer state); ``owners``: units, with how many sets of their
-    parameters the rank has."""
-    held = [(sum(unit.trained.values()), unit.experts, sets) for unit, sets in owners]
-    outside = sum(sets * n for n, _, sets in held)
-    routed = sum(sets * n for _, n, sets in held)
+def states_bytes(trainer: Trainer, outside: float, routed: float) -> tuple[float, float, float]:
+    """(parameters, gradients, optimizer state) of so many elements of parameters on a model rank,
+    outside and in routed experts."""
     x, software = trainer.layout, trainer.software
     whole = outside + routed
     shard = outside / (x.dp_shard * x.cp) + routed / x.expert_copies(x.tp * x.cp * x.dp_shard)
@@ -80,19 +74,18 @@ def states_bytes(
     return parameters, gradients, rest * (shard if split.optimizer else whole)
 
 
-def gathered_bytes(trainer: Trainer, root: Figures, units: Sequence[tuple[Unit, int]]) -> float:
+def gathered_bytes(trainer: Trainer, root: Figures, layer: float, layers: int) -> float:
     """Parameters gathered and gradients not yet scattered, and communication buffers.
 
-    units: of each kind of layer what it is, and how often the stage calls it.
+    layer: elements of the largest layer's parameters on a model rank; layers: how many there are.
     """
     x, deepspeed = trainer.layout, trainer.software.states.startswith("deepspeed")
     split = split_of(trainer)
-    layer = max((sum(unit.trained.values()) + unit.experts for unit, _ in units), default=0)
     # One layer's gradients before they are scattered.
     total = 4.0 * layer if split.gradients else 0.0
     if split.parameters:
         # Two layers' parameters, and an embedding or a head.
-        total += trainer.element_bytes * min(2, sum(calls for _, calls in units)) * layer
+        total += trainer.element_bytes * min(2, layers) * layer
         total += trainer.element_bytes * root.largest
         if deepspeed:
             total += 2 * constant("bucket_bytes") + constant("live_parameters_bytes")

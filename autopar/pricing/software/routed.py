@@ -74,8 +74,13 @@ def routed_of(unit: Figures, trainer: Trainer) -> Routed:
         activation_back_bytes=ACTIVATION_BACKWARD[software.style] * activation,
         route_bytes=ROUTE_PASSES[software.routing] * routed_bytes * software.imbalance,
         moved_s=_exchanged_s(experts, trainer, routed_bytes, gathered),
-        parameters=experts.parameters / x.expert_ranks,
+        parameters=routed_elements(unit, trainer),
     )
+
+
+def routed_elements(unit: Figures, trainer: Trainer) -> float:
+    """Of the parameters of a unit's routed experts, those that one rank holds."""
+    return unit.experts.parameters / trainer.layout.expert_ranks if unit.experts else 0.0
 
 
 def ring_s(attention: Attention, trainer: Trainer) -> float:
