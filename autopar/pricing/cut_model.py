@@ -77,5 +77,6 @@ class CutModel:
         """What published software holds of a stage."""
         key = self.cuts.signature(first, end)
         if key not in self._held:
-            self._held[key] = held_of(self.cuts.part(first, end).lowered, self.prices, trainer)
+            part, calls = self.cuts.part(first, end).lowered, self.cuts.calls(first, end)
+            self._held[key] = held_of(part, self.prices, trainer, calls)
         return self._held[key]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -36,6 +37,7 @@ class Cuts:
     flows: tuple[Flow, ...] = ()
     _parts: dict[tuple[int, int], StagePart] = field(default_factory=dict)
     _kinds: bytes = b""
+    _calls: dict[tuple[int, int], Mapping[str, int]] = field(default_factory=dict)
     _sends: dict[tuple[Cluster, int, int], Sends] = field(default_factory=dict)
 
     @staticmethod
@@ -66,6 +68,14 @@ class Cuts:
             stages = [Stage(), *(Stage(first=self.units[i]) for i in starts)]
             self._parts[first, end] = stage_parts(self.lowered, stages)[1 if first else 0]
         return self._parts[first, end]
+
+    def calls(self, first: int, end: int) -> Mapping[str, int]:
+        """How often a stage of these units calls each block."""
+        if (first, end) not in self._calls:
+            ops = self.part(first, end).lowered.ops
+            blocks = Counter(op.op.attrs["block"] for op in ops if op.bound is None)
+            self._calls[first, end] = blocks
+        return self._calls[first, end]
 
     def signature(self, first: int, end: int) -> Signature:
         """Equal for stages that cost the same: calls of equal blocks with equal resharding."""

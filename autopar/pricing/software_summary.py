@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 
 from autopar.lowering.spread import Lowered
 from autopar.pricing.prices import Prices
@@ -44,22 +43,20 @@ def summary_of(
     )
 
 
-def held_of(lowered: Lowered, prices: Prices, trainer: Trainer) -> StageBytes:
-    """All that the software holds of a stage."""
-    layers = {name: _figures(body, prices, trainer) for name, body in lowered.blocks.items()}
+def held_of(
+    lowered: Lowered, prices: Prices, trainer: Trainer, calls: Mapping[str, int]
+) -> StageBytes:
+    """All that the software holds of a stage; ``calls``: of its layers, by kind."""
+    layers = {name: _figures(lowered.blocks[name], prices, trainer) for name in calls}
     root = _figures(lowered, prices, trainer)
-    copies = _copies(lowered)
-    stored = [(layers[name].parameters, routed_elements(layers[name], trainer)) for name in layers]
-    counts = [copies[name] for name in layers]
-    outside = root.parameters + sum(
-        count * own for (own, _), count in zip(stored, counts, strict=True)
-    )
-    routed = sum(count * own for (_, own), count in zip(stored, counts, strict=True))
+    own = {name: of.parameters for name, of in layers.items()}
+    experts = {name: routed_elements(of, trainer) for name, of in layers.items()}
+    outside = root.parameters + sum(count * own[name] for name, count in calls.items())
+    routed = sum(count * experts[name] for name, count in calls.items())
     parameters, gradients, optimizer = states_bytes(trainer, outside, routed)
-    calls = Counter(_calls(lowered))
     saved = sum(count * saved_bytes(layers[name], trainer) for name, count in calls.items())
     working = [working_bytes(of, trainer) for of in layers.values()]
-    largest = max((sum(of) for of in stored), default=0.0)
+    largest = max((own[name] + experts[name] for name in layers), default=0.0)
     return StageBytes(
         parameters=round(parameters),
         gradients=round(gradients),
@@ -68,7 +65,7 @@ def held_of(lowered: Lowered, prices: Prices, trainer: Trainer) -> StageBytes:
         saved=round(saved + handed_on_bytes(root, trainer)),
         passing=round(max([*working, loss_bytes(root, trainer)])),
         casts=0,
-        gathered=round(gathered_bytes(trainer, root, largest, sum(counts))),
+        gathered=round(gathered_bytes(trainer, root, largest, sum(calls.values()))),
         packages=frozenset(),
     )
 

@@ -6,9 +6,11 @@ for each tensor-parallel degree, microbatch and way of running it, and priced as
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import accumulate
 
 from autopar.cost_models.columns import Number
 from autopar.cost_models.precision import stream_bytes
@@ -107,8 +109,12 @@ def run_on(
     return TrainingRun(arch, cluster, layout, replace(software, memory="device"), precision)
 
 
-def step_s(run: TrainingRun) -> float:
-    return float(step_of(run).total_s)
+def step_s(run: TrainingRun, most_s: float = math.inf) -> float:
+    """Seconds of a step; infinite where it takes more than ``most_s`` for certain."""
+    staged = _staged(run)
+    if staged.least_s > most_s:
+        return math.inf
+    return float(staged.step(*staged.stages.clocked(staged.runs, staged.order)).total_s)
 
 
 def peak_bytes(run: TrainingRun) -> int:
@@ -169,6 +175,16 @@ class _Staged:
     order: Order | SteadyOrder
     runs: list[tuple[int, int]]
 
+    @property
+    def least_s(self) -> float:
+        """What the mean rank computes and waits for inside layers."""
+        summary = self.stages.model.summary
+        units = [summary.root, *(summary.bodies[name] for name in summary.calls)]
+        passed_s = sum(
+            u.forward_s + u.backward_s + u.moved_forward_s + u.moved_backward_s for u in units
+        )
+        return float(self.layout.microbatches * passed_s / self.layout.pp)
+
     def step(self, timeline_s: Number, busy_s: Sequence[Number]) -> StepTime:
         return self.stages.step(
             *(self.runs, self.order.schedule, timeline_s, busy_s),
@@ -189,7 +205,9 @@ def _staged(run: TrainingRun, constants: Mapping[str, Number] | None = None) -> 
     state = StateSharding(x.zero, mesh, x.microbatches, precision, trainer=trainer)
     order = _order(x)
     stages = PipelinePrices(model, run.cluster, state, KEEP_ALL, x.pp)
-    return _Staged(x, stages, order, runs_of(_ends(model, x), order.schedule))
+    return _Staged(
+        x, stages, order, runs_of(_ends(run.arch, run.way, stage_count(x)), order.schedule)
+    )
 
 
 def model_of(run: TrainingRun, trainer: Trainer) -> CutModel:
@@ -247,16 +265,12 @@ def _steady(name: str, pp: int, microbatches: int, interleave: int) -> SteadyClo
     return SteadyClock(name, pp, microbatches, interleave)
 
 
-def _ends(model: CutModel, layout: Layout) -> Ends:
+@lru_cache(maxsize=4096)
+def _ends(arch: Arch, way: Way, stages: int) -> Ends:
     """Layers as even as they can be, what stands before them in the first stage and the rest in the
     last."""
-    calls = [op.op.name for op in model.lowered.ops if op.bound is None]
-    return tuple(_ends_from(model, layout, len(calls), model.units.index(calls[0])))
-
-
-def _ends_from(model: CutModel, layout: Layout, layers: int, before: int) -> Iterator[int]:
-    *inner, _ = layers_of(layers, stage_count(layout))
-    for count in inner:
-        before += count
-        yield before
-    yield len(model.units)
+    cuts = _drawn(arch, way, 1).cuts
+    calls = [op.op.name for op in cuts.lowered.ops if op.bound is None]
+    *inner, _ = layers_of(len(calls), stages)
+    before = cuts.units.index(calls[0])
+    return (*(before + done for done in accumulate(inner)), len(cuts.units))

@@ -8,11 +8,11 @@ activations Korthikanti et al. 2022 (equations 1 to 6), microbatches in flight N
 from __future__ import annotations
 
 from collections.abc import Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from autopar.cost_models.constants import constant
 from autopar.cost_models.precision import is_narrow, stream_bytes
-from autopar.nouns.recompute import FULL, KEEP_ALL
+from autopar.nouns.recompute import FULL
 from autopar.nouns.zero import ZERO
 from autopar.pricing.software.again import dropped
 from autopar.pricing.software.figures import Figures, Saved
@@ -105,7 +105,7 @@ def saved_bytes(unit: Figures, trainer: Trainer) -> float:
     if x.recompute.policy == FULL:
         again = trainer.element_bytes * unit.tokens * unit.hidden / own * x.recompute.share
         rest = 1 - x.recompute.share
-        return again + rest * saved_bytes(unit, _keeping_all(trainer))
+        return again + rest * saved_bytes(unit, trainer.keeping_all)
     gone = dropped(x.recompute)
     ops = bool(gone) and not x.recompute.modules and software.selective == "ops"
     narrow = (1 if is_narrow(trainer.precision) else 2) / 2
@@ -122,7 +122,7 @@ def working_bytes(unit: Figures, trainer: Trainer) -> float:
     """What backward of a layer makes: what it runs again, and gradients."""
     again = 0.0
     if trainer.layout.recompute.runs_again:
-        again = saved_bytes(unit, _keeping_all(trainer)) - saved_bytes(unit, trainer)
+        again = saved_bytes(unit, trainer.keeping_all) - saved_bytes(unit, trainer)
     if unit.experts is not None:
         width = unit.experts.width * (2 if unit.experts.gated else 1) / trainer.layout.tp
     else:
@@ -140,10 +140,6 @@ def handed_on_bytes(unit: Figures, trainer: Trainer) -> float:
     if not trainer.software.states.startswith("deepspeed") or trainer.layout.pp == 1:
         return 0.0
     return stream_bytes(trainer.precision) * unit.tokens * unit.hidden
-
-
-def _keeping_all(trainer: Trainer) -> Trainer:
-    return replace(trainer, layout=replace(trainer.layout, recompute=KEEP_ALL))
 
 
 def _kept(saved: Saved, modules: Set[str], gone: Set[str], narrow: float) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from autopar.cost_models.columns import Number
@@ -14,6 +14,7 @@ from autopar.nouns.axes import CONTEXT, EXPERT, REPLICATE, SHARD, TENSOR
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.layout import Layout
 from autopar.nouns.mesh import Mesh
+from autopar.nouns.recompute import KEEP_ALL
 
 EXPERT_TENSOR = "etp"
 """Ranks that split each expert's matrices."""
@@ -38,6 +39,11 @@ class Trainer:
     def element_bytes(self) -> int:
         """Of an activation, or of a parameter where it is used."""
         return stream_bytes(self.precision)
+
+    @cached_property
+    def keeping_all(self) -> Trainer:
+        """The same where nothing is run again."""
+        return replace(self, layout=replace(self.layout, recompute=KEEP_ALL))
 
     @cached_property
     def mesh(self) -> Mesh:
