@@ -21,7 +21,7 @@ FORWARD, BACKWARD = 0, 1
 """Places of its two passes."""
 
 HOLDS_ALL = ("gpipe", "breadth-first")
-
+"""Schedules under which a rank holds every microbatch of the step."""
 ALONE = 8
 """Devices up to which none of them keeps the others waiting."""
 
