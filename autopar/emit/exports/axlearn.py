@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from autopar.emit.exports.held import HALF
-from autopar.emit.exports.jax_trainers import check_mesh, check_stages
+from autopar.emit.exports.jax_trainers import mesh_limits, stage_limit
 from autopar.emit.exports.setup import Setup
 from autopar.emit.exports.sizes import in_words
-from autopar.emit.exports.text import Export, header, not_carried, recomputes
+from autopar.emit.exports.text import Export, header, not_carried, recomputes, refuse_beyond
 from autopar.nouns.recompute import SELECTIVE
 
 NAME = "axlearn"
@@ -17,8 +17,7 @@ NAME = "axlearn"
 def export(setup: Setup) -> Export:
     """``autopar_mesh.py``, mesh rules for a trainer's configuration. Raises `Refused`."""
     x = setup.layout
-    check_mesh(setup, NAME)
-    check_stages(setup, NAME)
+    refuse_beyond(NAME, (*mesh_limits(setup), stage_limit(setup)))
     kept = "" if setup.held is None else setup.held.kept
     left_out = not_carried(
         setup,

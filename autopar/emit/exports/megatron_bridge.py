@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from autopar.emit.exports import models
-from autopar.emit.exports.megatron import STRATEGIES, check, gaps, layout, sequence_parallel
+from autopar.emit.exports.megatron import STRATEGIES, gaps, layout, limits, sequence_parallel
 from autopar.emit.exports.setup import Setup
 from autopar.emit.exports.sizes import bridge, in_words, plain, sized
-from autopar.emit.exports.text import Export, header, not_carried, recomputes
+from autopar.emit.exports.text import Export, header, not_carried, recomputes, refuse_beyond
 
 NAME = "megatron-bridge"
 MODELS = {
@@ -18,7 +18,7 @@ MODELS = {
 
 def export(setup: Setup) -> Export:
     """``autopar_recipe.py`` for Megatron-Bridge (commit 067f987df). Raises `Refused`."""
-    check(setup, NAME)
+    refuse_beyond(NAME, limits(setup))
     recipe, known = models.named(setup, MODELS, MODELS[models.LLAMA3_8B])
     module, function = recipe.rsplit(".", 1)
     sizes = sized(setup)
