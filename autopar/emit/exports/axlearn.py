@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from autopar.emit.exports.held import HALF
 from autopar.emit.exports.jax_trainers import mesh_limits, stage_limit
 from autopar.emit.exports.setup import Setup
@@ -86,25 +84,29 @@ def _modifiers(setup: Setup) -> str:
     }
     axes = ", ".join(f"{name}={size}" for name, size in sizes.items() if size > 1)
 
-    def lines() -> Iterator[str]:
-        yield "MeshShapeModifier.default_config().set("
-        yield f"    mesh_shape=mesh_shape_from_axes({axes}),"
-        yield "),"
-        if setup.layout.microbatches > 1:
-            yield "GradientAccumulationModifier.default_config().set("
-            yield f"    grad_acc_steps={setup.layout.microbatches},"
-            yield "),"
-        if recomputes(setup) != "none":
-            kept = {
-                "full": "nothing_saveable",
-                "selective": "dots_with_no_batch_dims_saveable",
-            }[recomputes(setup, selects_ops=True)]
-            yield "RematSpecModifier.default_config().set("
-            yield "    remat_policies={"
-            yield '        "model.decoder.transformer.layer": RematSpec('
-            yield f"            prevent_cse=False, policy=jax.checkpoint_policies.{kept}"
-            yield "        ),"
-            yield "    },"
-            yield "),"
-
-    return "\n".join(f"        {line}" for line in lines())
+    lines = [
+        "MeshShapeModifier.default_config().set(",
+        f"    mesh_shape=mesh_shape_from_axes({axes}),",
+        "),",
+    ]
+    if setup.layout.microbatches > 1:
+        lines += [
+            "GradientAccumulationModifier.default_config().set(",
+            f"    grad_acc_steps={setup.layout.microbatches},",
+            "),",
+        ]
+    if recomputes(setup) != "none":
+        kept = {
+            "full": "nothing_saveable",
+            "selective": "dots_with_no_batch_dims_saveable",
+        }[recomputes(setup, selects_ops=True)]
+        lines += [
+            "RematSpecModifier.default_config().set(",
+            "    remat_policies={",
+            '        "model.decoder.transformer.layer": RematSpec(',
+            f"            prevent_cse=False, policy=jax.checkpoint_policies.{kept}",
+            "        ),",
+            "    },",
+            "),",
+        ]
+    return "\n".join(f"        {line}" for line in lines)

@@ -25,6 +25,11 @@ from autopar.emit.exports.text import (
 NAME = "megatron"
 STRATEGIES = {2: "optim_grads", 3: "optim_grads_params"}
 """``--data-parallel-sharding-strategy`` of Megatron-FSDP by ZeRO level."""
+RECOMPUTE: dict[str, tuple[str, ...]] = {
+    "none": (),
+    "selective": ("--recompute-granularity selective --recompute-modules core_attn",),
+    "full": ("--recompute-granularity full --recompute-method uniform --recompute-num-layers 1",),
+}
 SCHEDULES = ("none", "1f1b", "interleaved-1f1b")
 
 
@@ -85,7 +90,7 @@ def arguments(setup: Setup) -> Iterator[str]:
         yield {"bfloat16": "--bf16", "float16": "--fp16"}[setup.precision]
     yield from _training(setup)
     yield from _state(setup)
-    yield from _recompute(setup)
+    yield from RECOMPUTE[recomputes(setup)]
 
 
 def layout(setup: Setup) -> str:
@@ -117,14 +122,6 @@ def _state(setup: Setup) -> Iterator[str]:
         yield "--no-gradient-accumulation-fusion --ckpt-format fsdp_dtensor"
     if setup.layout.dp_replicate > 1:
         yield f"--num-distributed-optimizer-instances {setup.layout.dp_replicate}"
-
-
-def _recompute(setup: Setup) -> Iterator[str]:
-    match recomputes(setup):
-        case "full":
-            yield "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
-        case "selective":
-            yield "--recompute-granularity selective --recompute-modules core_attn"
 
 
 def sequence_parallel(setup: Setup) -> bool:

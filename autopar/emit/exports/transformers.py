@@ -123,23 +123,27 @@ def _tensor_plan(setup: Setup) -> dict[str, str] | str:
 
 
 def _arguments(setup: Setup) -> Iterator[str]:
-    yield f"per_device_train_batch_size={setup.layout.microbatch},"
-    yield f"gradient_accumulation_steps={setup.layout.microbatches},"
-    yield f"activation_checkpointing={recomputes(setup) != 'none'},"
+    yield from (
+        f"per_device_train_batch_size={setup.layout.microbatch},",
+        f"gradient_accumulation_steps={setup.layout.microbatches},",
+        f"activation_checkpointing={recomputes(setup) != 'none'},",
+    )
     if setup.precision in ("bfloat16", "float16"):
         yield f"{'bf16' if setup.precision == 'bfloat16' else 'fp16'}=True,"
     if setup.machines.kind == "cpu":
         yield "use_cpu=True,"
     t, adamw = setup.training, setup.optimizer == "adamw"
     if setup.trains:
-        yield f"max_grad_norm={setup.clip_norm or 0.0},"
-        yield f"learning_rate={t['learning_rate']},"
-        yield f"weight_decay={t['weight_decay']},"
         one, two = t["betas"].strip("()[] ").split(",")
-        yield f"adam_beta1={one.strip()},"
-        yield f"adam_beta2={two.strip()},"
-        yield f"adam_epsilon={t['eps']},"
-        yield 'optim="adamw_torch",' if adamw else 'optim="sgd",'
+        yield from (
+            f"max_grad_norm={setup.clip_norm or 0.0},",
+            f"learning_rate={t['learning_rate']},",
+            f"weight_decay={t['weight_decay']},",
+            f"adam_beta1={one.strip()},",
+            f"adam_beta2={two.strip()},",
+            f"adam_epsilon={t['eps']},",
+            'optim="adamw_torch",' if adamw else 'optim="sgd",',
+        )
 
 
 def _block(value: object) -> str:

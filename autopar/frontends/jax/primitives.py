@@ -171,14 +171,14 @@ def _split(params: Any, inputs: list[Operand], outs: Outs, builder: Builder) -> 
     return list(values)
 
 
-def _concatenate(params: Any, inputs: list[Operand], outs: Outs, builder: Builder) -> list[Operand]:
-    values = [builder.tensor(x) for x in inputs]
-    return [builder.op("cat", values, *outs[0], dim=int(params["dimension"]))]
+def _joined(kind: str, dim: str) -> Convert:
+    """``dim``: the name of the parameter that has it."""
 
+    def convert(params: Any, inputs: list[Operand], outs: Outs, builder: Builder) -> list[Operand]:
+        values = [builder.tensor(x) for x in inputs]
+        return [builder.op(kind, values, *outs[0], dim=int(params[dim]))]
 
-def _stack(params: Any, inputs: list[Operand], outs: Outs, builder: Builder) -> list[Operand]:
-    values = [builder.tensor(x) for x in inputs]
-    return [builder.op("stack", values, *outs[0], dim=int(params["axis"]))]
+    return convert
 
 
 def _pad(params: Any, inputs: list[Operand], outs: Outs, builder: Builder) -> list[Operand] | None:
@@ -349,8 +349,8 @@ TABLE: Mapping[str, Callable[..., list[Operand] | None]] = {
     "slice": _slice,
     "dynamic_slice": _dynamic_slice,
     "split": _split,
-    "concatenate": _concatenate,
-    "stack": _stack,
+    "concatenate": _joined("cat", "dimension"),
+    "stack": _joined("stack", "axis"),
     "pad": _pad,
     "rev": _rev,
     "argmax": _argmax,
