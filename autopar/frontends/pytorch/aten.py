@@ -7,7 +7,6 @@ the planner to name.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -65,11 +64,12 @@ def _unknown(lifter: Lifter, node: fx.Node) -> Any:
     target: Any = node.target
     # What PyTorch makes of an op may divide by a size, which rows that a mask chooses have not.
     alone = not lifter.chosen.reach(node)
-    graph = parts_of(target, _fakes(node.args), _fakes(node.kwargs)) if alone else None
-    if graph is not None:
-        given = map(lifter.read, _nodes((node.args, node.kwargs)))
-        return lift_parts(lifter, graph, given, lifter.lifted)
-    operands = [lifter.read(n) for n in _nodes((node.args, node.kwargs))]
+    nodes: list[fx.Node] = []  # as often as the call has them
+    fx.node.map_arg((node.args, node.kwargs), nodes.append)
+    operands = [lifter.read(n) for n in nodes]
+    fakes: Any = fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+    if alone and (graph := parts_of(target, *fakes)) is not None:
+        return lift_parts(lifter, graph, operands, lifter.lifted)
     meta = node.meta.get("val")
     several = isinstance(meta, list | tuple)
     metas: list[Any] = list(meta) if isinstance(meta, list | tuple) else [meta]
@@ -84,28 +84,6 @@ def _unknown(lifter: Lifter, node: fx.Node) -> Any:
     if several and len(made) == 1 and "torch" in attrs:
         attrs["torch"] = freeze({**attrs["torch"], "listed": True})
     return made if several else made[0] if made else None
-
-
-def _nodes(value: Any) -> Iterator[fx.Node]:
-    """The operands of a call, in order."""
-    if isinstance(value, fx.Node):
-        yield value
-    elif isinstance(value, Mapping):
-        yield from _nodes([*value.values()])
-    elif isinstance(value, list | tuple):
-        for v in value:
-            yield from _nodes(v)
-
-
-def _fakes(value: Any) -> Any:
-    """The arguments of a call with the fakes that they were traced on."""
-    if isinstance(value, fx.Node):
-        return value.meta["val"]
-    if isinstance(value, Mapping):
-        return {k: _fakes(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return tuple(map(_fakes, value)) if isinstance(value, tuple) else [*map(_fakes, value)]
-    return value
 
 
 def _without_derivative(node: fx.Node) -> bool:
