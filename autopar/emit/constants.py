@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
+from typing import Any
 
 
 def literal(value: object) -> str:
@@ -48,6 +49,24 @@ def same(value: object, other: object) -> bool:
     if value != value or other != other:
         return value != value and other != other
     return value == other and (value != 0 or _sign(value) == _sign(other))
+
+
+def differing(
+    attrs: Mapping[str, Any],
+    defaults: Mapping[str, Any],
+    write: Callable[[Any], str] = literal,
+) -> list[str]:
+    """``name=value`` for each attr of ``defaults`` that is not as it is there."""
+    return [
+        f"{name}={write(attrs[name])}"
+        for name, default in defaults.items()
+        if not same(attrs.get(name, default), default)
+    ]
+
+
+def holding(rows: Mapping[str, object]) -> list[str]:
+    """The texts of those rows whose condition holds."""
+    return [text for text, holds in rows.items() if holds]
 
 
 def _sign(value: int | float) -> float:

@@ -101,6 +101,18 @@ class Lines:
             self.lines.append("")
 
 
+Row = tuple[str] | tuple[str, str] | tuple[str, str, bool]
+"""What `Lines.add` takes."""
+
+
+def lines_of(indent: int, *rows: Row) -> list[str]:
+    """A statement a row."""
+    lines = Lines(indent)
+    for row in rows:
+        lines.add(*row)
+    return lines.lines
+
+
 def fits(text: str, indent: int) -> bool:
     return len(text) + indent <= COLUMNS
 

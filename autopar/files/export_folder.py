@@ -29,11 +29,7 @@ def write(folder: str | Path, files: Mapping[str, str], target: str) -> None:
 def check_writable(folder: str | Path) -> None:
     """Raises `ExportFolderError` where ``folder`` is a file or holds what no export wrote."""
     place = Path(folder)
-    if place.is_symlink() and not place.exists():
-        raise ExportFolderError(f"{place} is a link that leads nowhere; give -o a folder")
-    if place.exists() and not place.is_dir():
-        raise ExportFolderError(f"{place} is a file; give -o the name of a folder")
-    if not place.is_dir():
+    if not whole_folder.check_place(place, ExportFolderError):
         return
     digests = _digests(place)
     there = sorted(f for f in place.rglob("*") if f.is_file() and "__pycache__" not in f.parts)

@@ -67,11 +67,7 @@ def check_writable(folder: str | Path) -> None:
             was edited since it was planned.
     """
     target = Path(folder)
-    if target.is_symlink() and not target.exists():
-        raise PlanFolderError(f"{target} is a link that leads nowhere; give -o a folder")
-    if target.exists() and not target.is_dir():
-        raise PlanFolderError(f"{target} is a file; give -o the name of a folder")
-    if not target.is_dir():
+    if not whole_folder.check_place(target, PlanFolderError):
         return
     foreign = _foreign(target)
     if foreign:

@@ -17,6 +17,28 @@ class NotWritten(UserError):
     """A folder that could not be written; what was there is there still."""
 
 
+def check_place(folder: str | Path, refusal: type[UserError]) -> bool:
+    """Whether ``folder`` is there; raises ``refusal`` where no folder can be."""
+    place = Path(folder)
+    if place.is_symlink() and not place.exists():
+        raise refusal(f"{place} is a link that leads nowhere; give -o a folder")
+    if place.exists() and not place.is_dir():
+        raise refusal(f"{place} is a file; give -o the name of a folder")
+    return place.is_dir()
+
+
+def same_files(folder: Path, files: Mapping[str, str]) -> bool:
+    """Whether each of ``files``, relative path -> text, is there as it is."""
+    return all(_text(folder / name) == text for name, text in files.items())
+
+
+def _text(file: Path) -> str | None:
+    try:
+        return file.read_text()
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
 def replace(folder: str | Path, files: Mapping[str, str]) -> None:
     """Puts ``files``, relative path -> text, in the place of ``folder``. Raises `NotWritten`."""
     target = Path(folder).resolve()

@@ -36,6 +36,14 @@ class BatchEntry:
     kind: Kind = field(default="data", repr=False)
 
 
+def tokens_of(entries: Iterable[BatchEntry]) -> int | None:
+    """Elements of the first batch entry of integer ids with a sequence dim."""
+    for entry in entries:
+        if "int" in entry.dtype and len(entry.shape) == 2 and entry.batch_dim == 0:
+            return entry.shape[0] * entry.shape[1]
+    return None
+
+
 def to_json(batch: Iterable[BatchEntry]) -> str:
     """``batch.json``."""
     rows = {

@@ -41,6 +41,13 @@ class DoesNotFit(UserError):
     exit_code: ClassVar[int] = 3
 
 
+def first_of(names: Iterable[str], most: int) -> str:
+    """``a, b and 3 more``: each name once, and so many of them at most."""
+    each = list(dict.fromkeys(names))
+    more = f" and {len(each) - most} more" if len(each) > most else ""
+    return ", ".join(each[:most]) + more
+
+
 def did_you_mean(word: str, names: Iterable[str], alike: float = 0.6) -> str:
     """``"Did you mean x? "`` where ``word`` is nearly one of ``names``, else nothing.
 

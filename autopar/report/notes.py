@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from autopar.lowering.spread import Lowered, LoweredOp
 from autopar.nouns.cluster import Cluster
+from autopar.nouns.errors import first_of
 from autopar.nouns.graph import DTYPE_BYTES
 from autopar.nouns.layout import divisors
 from autopar.nouns.plan import Plan, key
@@ -60,14 +61,15 @@ def _whole(lowered: Lowered, axis: str) -> Iterator[str]:
     ]
     left = [name for name, is_split in products if not is_split]
     if left:
-        yield f"{axis} leaves {len(left)} of {len(products)} products whole: {_named(left)}."
+        named = first_of(left, NAMED)
+        yield f"{axis} leaves {len(left)} of {len(products)} products whole: {named}."
     stored = list(_parameters(lowered, axis))
     whole = sorted((-held, name) for name, held, is_split in stored if not is_split)
     if whole:
         held = sum(-least for least, _ in whole)
         yield (
             f"Every {axis} rank holds {len(whole)} of {len(stored)} kinds of parameters whole, "
-            f"{size(held)}, largest first: {_named(name for _, name in whole)}."
+            f"{size(held)}, largest first: {first_of((name for _, name in whole), NAMED)}."
         )
 
 
@@ -82,7 +84,7 @@ def _uneven(lowered: Lowered, axis: str) -> Iterator[str]:
             groups.setdefault(factor.size, []).append(name)
     for extent, names in groups.items():
         cut = f"{extent} is cut unevenly over {axis} {ways}, {_pieces(extent, ways)}"
-        yield f"{cut}: {_named(names)}."
+        yield f"{cut}: {first_of(names, NAMED)}."
 
 
 def _pieces(extent: int, ways: int) -> str:
@@ -177,12 +179,6 @@ def _parameters(lowered: Lowered, axis: str) -> Iterator[tuple[str, int, bool]]:
 def _copies(lowered: Lowered, block: str | None) -> int:
     """How many sets of its parameters a block has."""
     return 1 if block is None else len(dict.fromkeys(lowered.graph.blocks[block].instances))
-
-
-def _named(names: Iterable[str]) -> str:
-    every = list(dict.fromkeys(names))
-    more = f" and {len(every) - NAMED} more" if len(every) > NAMED else ""
-    return ", ".join(every[:NAMED]) + more
 
 
 def _listed(numbers: Sequence[int]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 _TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
 _SIZES = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
@@ -11,26 +11,26 @@ _COUNTS = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
 
 def duration(time_s: float) -> str:
     """Three digits and a unit: 0.0123 is ``12.3 ms``."""
-    for unit_s, name in _TIMES:
-        if abs(time_s) >= unit_s * 0.9995:
-            return f"{_three_digits(time_s / unit_s)} {name}"
-    return "0 s" if time_s == 0 else f"{time_s / 1e-9:.2g} ns"
+    small = "0 s" if time_s == 0 else f"{time_s / 1e-9:.2g} ns"
+    return _in_unit(time_s, _TIMES, " ") or small
 
 
 def size(size_bytes: float) -> str:
     """Three digits and a binary unit: 1536 is ``1.50 KiB``."""
-    for unit, name in _SIZES:
-        if abs(size_bytes) >= unit * 0.9995:
-            return f"{_three_digits(size_bytes / unit)} {name}"
-    return f"{size_bytes:.0f} B"
+    return _in_unit(size_bytes, _SIZES, " ") or f"{size_bytes:.0f} B"
 
 
 def count(number: float) -> str:
     """Three digits and a factor: 16,600 is ``16.6k``."""
-    for factor, name in _COUNTS:
-        if abs(number) >= factor * 0.9995:
-            return f"{_three_digits(number / factor)}{name}"
-    return f"{number:.0f}"
+    return _in_unit(number, _COUNTS) or f"{number:.0f}"
+
+
+def _in_unit(value: float, units: Iterable[tuple[float, str]], space: str = "") -> str:
+    """In the largest of ``units`` that it reaches; empty where it is below all of them."""
+    for unit, name in units:
+        if abs(value) >= unit * 0.9995:
+            return f"{_three_digits(value / unit)}{space}{name}"
+    return ""
 
 
 def percent(ratio: float) -> str:

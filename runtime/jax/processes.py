@@ -15,6 +15,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from autopar.files import plan_folder
+from autopar.files.whole_folder import same_files
 from autopar.frontends.jax import is_key
 from autopar.nouns.errors import UserError
 
@@ -111,15 +112,7 @@ def make_and_share(make: Callable[[], Mapping[str, str]], folder: Path) -> None:
     given: dict[str, str] = json.loads(texts(json.dumps(files))[0])
 
     def copied() -> None:
-        there = all(_text(folder / name) == text for name, text in given.items())
-        if not first and not there:
+        if not first and not same_files(folder, given):
             plan_folder.write(folder, given)
 
     together(copied)
-
-
-def _text(file: Path) -> str | None:
-    try:
-        return file.read_text()
-    except (OSError, UnicodeDecodeError):
-        return None

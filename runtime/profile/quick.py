@@ -7,18 +7,15 @@ as many processes as the plan has: ranks that share cores are measured sharing t
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
 from autopar.runtime.profile.ops import Case, cases
 from autopar.runtime.profile.worker import (
     Bench,
+    begun,
+    end,
     measure_case,
     measure_collectives,
     measure_updates,
@@ -50,10 +47,7 @@ def chosen() -> Iterator[Case]:
 
 
 def main() -> None:
-    known = {tuple(row) for row in json.loads(Path(sys.argv[1]).read_text())}
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    torch.manual_seed(0)
-    bench = Bench(known, ENOUGH_S, FEWEST)
+    bench = Bench(begun(), ENOUGH_S, FEWEST)
     for case in chosen():
         measure_case(bench, case, torch.float32, "fp32", CHAIN_BYTES)
         if case.kind in ("linear", "attention"):
@@ -62,9 +56,7 @@ def main() -> None:
     if bench.world > 1:
         measure_collectives(bench, KINDS, SIZES)
         measure_waiting(bench, SEGMENTS_S)
-    dist.barrier()
-    sys.stdout.flush()
-    os._exit(0)  # as a training process ends: without waiting for gloo's threads
+    end()
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import quantiles
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -364,11 +364,22 @@ def measure_overlap(bench: Bench) -> None:
         bench.write("overlap", name, 0.0, 0.0, seconds)
 
 
-def main() -> None:
-    known = {tuple(row) for row in json.loads(Path(sys.argv[1]).read_text())}
+def begun() -> set[tuple[Any, ...]]:
+    """The rows that are known already, for a process that is ready to measure."""
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     torch.manual_seed(0)
-    bench = Bench(known)
+    return {tuple(row) for row in json.loads(Path(sys.argv[1]).read_text())}
+
+
+def end() -> NoReturn:
+    """As a training process ends: without waiting for gloo's threads."""
+    dist.barrier()
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def main() -> None:
+    bench = Bench(begun())
     measure_process(bench)
     measure_ops(bench)
     measure_updates(bench)
@@ -376,9 +387,7 @@ def main() -> None:
     measure_units(bench)
     measure_waiting(bench)
     measure_overlap(bench)
-    dist.barrier()
-    sys.stdout.flush()
-    os._exit(0)  # as a training process ends: without waiting for gloo's threads
+    end()
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ axis divides. Every collective is waited for where it is issued.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -86,7 +87,7 @@ def keep_first(x: Tensor, axis: str, backward: str = "none") -> Tensor:
 
     ``backward`` is ``keep_first`` where the gradient, too, is to become a partial sum.
     """
-    return _apply(_KeepFirst, x, axis, backward == "keep_first")
+    return _apply(_KeepFirstBoth if backward == "keep_first" else _KeepFirst, x, axis)
 
 
 def whole(x: Tensor, axis: str) -> Tensor:
@@ -147,96 +148,46 @@ def _apply(function: type[Function], *args: Any) -> Tensor:
     return result
 
 
-# Each class: one row of the table. ``ctx`` keeps dims and axis only, never a tensor.
-
-
-class _AllReduce(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, axis: str) -> Tensor:
-        return transport.all_reduce(x, axis)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        return grad, None
-
-
-class _CopyTo(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, axis: str) -> Tensor:
-        ctx.axis = axis
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        return transport.all_reduce(grad, ctx.axis), None
-
-
-class _ReduceScatter(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, dim: int, axis: str) -> Tensor:
-        ctx.where = (dim, axis)
-        return reduce_scatter_dim(x, dim, axis)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        return all_gather_dim(grad, *ctx.where), None, None
-
-
-class _Gather(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, dim: int, axis: str) -> Tensor:
-        ctx.where = (dim, axis)
-        return all_gather_dim(x, dim, axis)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        return own_piece(grad, *ctx.where), None, None
-
-
-class _GatherPart(_Gather):
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        return reduce_scatter_dim(grad, *ctx.where), None, None
-
-
-class _Shard(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, dim: int, axis: str) -> Tensor:
-        ctx.where = (dim, axis)
-        return own_piece(x, dim, axis)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        return all_gather_dim(grad, *ctx.where), None, None
-
-
-class _AllToAll(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, split: int, concat: int, axis: str) -> Tensor:
-        ctx.where = (concat, split, axis)
-        return all_to_all_dims(x, split, concat, axis)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        return all_to_all_dims(grad, *ctx.where), None, None, None
-
-
-class _KeepFirst(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, axis: str, both: bool) -> Tensor:
-        ctx.axis = axis if both else None
-        return _on_first(x, axis)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        return grad if ctx.axis is None else _on_first(grad, ctx.axis), None, None
-
-
-class _Whole(_CopyTo):
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        return _on_first(grad, ctx.axis), None
-
-
 def _on_first(x: Tensor, axis: str) -> Tensor:
     return x.view_as(x) if transport.index(axis) == 0 else torch.zeros_like(x)
+
+
+def _same(x: Tensor, axis: str) -> Tensor:
+    return x.view_as(x)
+
+
+def _row(forward: Callable[..., Tensor], backward: Callable[..., Tensor]) -> type[Function]:
+    """A row of the table: what is done to ``x``, and to its gradient, both with the dims and the
+    axis of the call. Nothing else is kept, never a tensor."""
+
+    class Row(Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, *where: Any) -> Tensor:
+            ctx.where = where
+            return forward(x, *where)
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Any:
+            return backward(grad, *ctx.where), *[None for _ in ctx.where]
+
+    return Row
+
+
+def _all_reduce(x: Tensor, axis: str) -> Tensor:
+    return transport.all_reduce(x, axis)
+
+
+def _all_to_all_back(x: Tensor, split: int, concat: int, axis: str) -> Tensor:
+    return all_to_all_dims(x, concat, split, axis)
+
+
+_AllReduce = _row(_all_reduce, lambda grad, axis: grad)
+_CopyTo = _row(_same, _all_reduce)
+_ReduceScatter = _row(reduce_scatter_dim, all_gather_dim)
+_Gather = _row(all_gather_dim, own_piece)
+_GatherPart = _row(all_gather_dim, reduce_scatter_dim)
+_Shard = _row(own_piece, all_gather_dim)
+_AllToAll = _row(all_to_all_dims, _all_to_all_back)
+_KeepFirst = _row(_on_first, lambda grad, axis: grad)
+_KeepFirstBoth = _row(_on_first, _on_first)
+_Whole = _row(_same, _on_first)

@@ -21,22 +21,21 @@ def device() -> torch.device:
     return ranks.current().device
 
 
-class Weights(nn.Module):
-    """The parameters and buffers of one layer under their own names; the caller computes."""
+class _Named(nn.Module):
+    """Parts under their own names."""
 
-    def __init__(self, /, **tensors: nn.Parameter | nn.Buffer | None) -> None:
-        super().__init__()
-        for name, tensor in tensors.items():
-            setattr(self, name, tensor)
-
-
-class Modules(nn.Module):
-    """Modules, and tensors beside them, under their own names; the caller runs them."""
-
-    def __init__(self, /, **parts: nn.Module | nn.Parameter | nn.Buffer) -> None:
+    def __init__(self, /, **parts: nn.Module | nn.Parameter | nn.Buffer | None) -> None:
         super().__init__()
         for name, part in parts.items():
             setattr(self, name, part)
+
+
+class Weights(_Named):
+    """The parameters and buffers of one layer under their own names; the caller computes."""
+
+
+class Modules(_Named):
+    """Modules, and tensors beside them, under their own names; the caller runs them."""
 
 
 def repeat_heads(x: Tensor, repeats: int) -> Tensor:

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from autopar.cli.show import text_of
-from autopar.files import plan_folder, plan_text
-from autopar.lowering import text as lowered_text
+from autopar.files import plan_folder
 from autopar.nouns.errors import UserError
 from autopar.nouns.text import graph as graph_text
 from autopar.report.opened import opened
 from tests.cli.test_cli import run
 from tests.files.test_plan_checks import made
+from tests.text import reading_lowered, reading_plans
 
 
 @pytest.fixture(scope="module")
@@ -27,8 +27,8 @@ def test_of_a_plan_its_decisions_and_what_follows(
 ) -> None:
     assert run("show", str(folder), monkeypatch=monkeypatch) == 0
     plan, lowered = capsys.readouterr().out.split("\n\n")
-    assert plan_text.from_text(plan) == plan_folder.read_plan(folder)
-    assert lowered_text.from_text(lowered) == opened(folder).lowered
+    assert reading_plans.from_text(plan) == plan_folder.read_plan(folder)
+    assert reading_lowered.from_text(lowered) == opened(folder).lowered
 
 
 def test_the_graph_of_a_plan_is_that_of_its_model(folder: Path) -> None:
@@ -41,7 +41,7 @@ def test_the_graph_of_a_plan_is_that_of_its_model(folder: Path) -> None:
 
 def test_a_stage_alone(folder: Path) -> None:
     whole, only = (text_of(str(folder), *asked) for asked in (("lowered", None), (None, 0)))
-    assert lowered_text.from_text(only) == lowered_text.from_text(whole)
+    assert reading_lowered.from_text(only) == reading_lowered.from_text(whole)
     with pytest.raises(UserError, match=r"--stage 1: .* has stages 0 to 0"):
         text_of(str(folder), None, 1)
 

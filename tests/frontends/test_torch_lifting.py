@@ -98,6 +98,14 @@ NO_IDIOMS: dict[str, tuple[str, Callable[[Tensor, Tensor], Tensor]]] = {
         "gelu",
         lambda x, w: 0.5 * x * (1.0 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.05 * x**3))),
     ),
+    "powers of two": (
+        "rms_norm",
+        lambda x, w: x * torch.rsqrt((2**x).mean(-1, keepdim=True) + 1e-6) * w,
+    ),
+    "powers of three": (
+        "gelu",
+        lambda x, w: 0.5 * x * (1.0 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * 3**x))),
+    ),
     "gate of another tensor": ("silu", lambda x, w: x * torch.sigmoid(2 * x)),
 }
 

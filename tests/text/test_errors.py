@@ -13,7 +13,7 @@ from autopar.nouns.errors import UserError
 from autopar.nouns.text import graph as graph_text
 from autopar.nouns.text.lines import TextError
 from tests import plans
-from tests.text import golden
+from tests.text import golden, reading_lowered, reading_plans
 
 GRAPH = """\
 graph x -> y
@@ -41,7 +41,7 @@ lowered x -> y
 def test_the_texts_are_right_before_they_are_broken() -> None:
     graph = graph_text.from_text(GRAPH)
     assert [op.name for op in graph.ops] == ["layers.0/block", "layers.1/block", "y"]
-    lowered = lowered_text.from_text(LOWERED)
+    lowered = reading_lowered.from_text(LOWERED)
     assert lowered_text.to_text(lowered) + "\n" == LOWERED
 
 
@@ -105,7 +105,7 @@ def test_a_broken_graph(old: str, new: str, line: int, expected: str) -> None:
 def test_a_broken_lowered(old: str, new: str, line: int, expected: str) -> None:
     assert LOWERED.count(old) == 1
     with pytest.raises(TextError, match=rf"^line {line}, column \d+: ") as error:
-        lowered_text.from_text(LOWERED.replace(old, new))
+        reading_lowered.from_text(LOWERED.replace(old, new))
     assert f"expected {expected}" in str(error.value)
 
 
@@ -125,7 +125,7 @@ def test_collectives_that_the_rule_does_not_give(old: str, new: str, expected: s
     text = (golden.FOLDER / "gpt_torch.lowered.txt").read_text()
     at = text.rindex(old)
     with pytest.raises(TextError, match=r"^line \d+, column \d+: ") as error:
-        lowered_text.from_text(text[:at] + new + text[at + len(old) :])
+        reading_lowered.from_text(text[:at] + new + text[at + len(old) :])
     assert f"expected {expected}" in str(error.value)
 
 
@@ -155,12 +155,12 @@ def test_a_broken_plan(old: str, new: str, error: type[UserError], message: str)
     text = plan_text.to_text(plans.plan())
     assert text.count(old) == 1
     with pytest.raises(error, match=re.escape(message)):
-        plan_text.from_text(text.replace(old, new))
+        reading_plans.from_text(text.replace(old, new))
 
 
 @pytest.mark.parametrize("text", ["", "# only said\n", "\n\n"])
 def test_no_text(text: str) -> None:
-    for read in (graph_text.from_text, lowered_text.from_text, plan_text.from_text):
+    for read in (graph_text.from_text, reading_lowered.from_text, reading_plans.from_text):
         with pytest.raises(TextError, match="line 1, column 1: expected"):
             read(text)
 

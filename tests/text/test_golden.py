@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from autopar.files import plan_text
-from autopar.lowering import text as lowered_text
 from autopar.nouns.text import graph as graph_text
-from tests.text import golden
+from tests.text import golden, reading_lowered, reading_plans
 
 
 @pytest.mark.parametrize("case", golden.CASES)
@@ -24,8 +22,8 @@ def test_the_files_read_back(case: str) -> None:
     graph = graph_text.from_text(files["graph"])
     assert graph == golden.captured(case).graph
     assert list(graph.tensors) == list(golden.captured(case).graph.tensors)
-    assert plan_text.from_text(files["plan"]) == plan
-    assert lowered_text.from_text(files["lowered"]) == lowered
+    assert reading_plans.from_text(files["plan"]) == plan
+    assert reading_lowered.from_text(files["lowered"]) == lowered
 
 
 def test_there_are_no_other_files() -> None:

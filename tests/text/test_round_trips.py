@@ -19,7 +19,7 @@ from tests.emit.random_stage import random_stage
 from tests.emit.test_loops_over_time import Tagger, batch
 from tests.emit.test_numbers import CASES, MESHES, captured
 from tests.planner.graphs import gpt
-from tests.text import drawn, golden
+from tests.text import drawn, golden, reading_lowered, reading_plans
 
 
 @given(graph=drawn.graphs())
@@ -39,13 +39,13 @@ def test_calls_that_repeat(graph: Graph) -> None:
 @given(plan=drawn.any_plan())
 @settings(deadline=None)
 def test_any_plan(plan: Plan) -> None:
-    assert plan_text.from_text(plan_text.to_text(plan)) == plan
+    assert reading_plans.from_text(plan_text.to_text(plan)) == plan
 
 
 @given(lowered=drawn.any_lowered())
 @settings(max_examples=20, deadline=None)
 def test_any_lowered(lowered: Lowered) -> None:
-    assert lowered_text.from_text(lowered_text.to_text(lowered)) == lowered
+    assert reading_lowered.from_text(lowered_text.to_text(lowered)) == lowered
 
 
 @pytest.mark.parametrize("example", ["01_mlp", "03_llama", "06_unet"])
@@ -62,20 +62,20 @@ def test_lowered_by_random_decisions(case: str) -> None:
     for seed, mesh in enumerate(MESHES):
         spread = random_stage(model, Mesh.parse(mesh), 1, seed)
         lowered = lower(model.graph, spread, 1, cut)
-        assert lowered_text.from_text(lowered_text.to_text(lowered)) == lowered
+        assert reading_lowered.from_text(lowered_text.to_text(lowered)) == lowered
 
 
 def test_what_a_stage_runs() -> None:
     _, lowered = golden.planned("gpt_torch")
     stages = (Stage(), Stage(first="blocks.1/block", device=4), Stage(first="norm/layer_norm"))
     for part in stage_parts(lowered, stages):
-        assert lowered_text.from_text(lowered_text.to_text(part.lowered)) == part.lowered
+        assert reading_lowered.from_text(lowered_text.to_text(part.lowered)) == part.lowered
 
 
 def test_the_body_of_a_block_alone() -> None:
     _, lowered = golden.planned("gpt_torch")
     body = lowered.blocks["Block"]
-    assert lowered_text.from_text(lowered_text.to_text(body)) == body
+    assert reading_lowered.from_text(lowered_text.to_text(body)) == body
 
 
 def test_a_loop_over_time_stands_once() -> None:

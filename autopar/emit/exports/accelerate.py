@@ -11,10 +11,13 @@ from autopar.emit.exports.setup import Setup
 from autopar.emit.exports.sizes import in_words
 from autopar.emit.exports.text import (
     Export,
+    Limit,
     header,
+    no_degrees,
+    no_jax,
     not_carried,
     recomputes,
-    refuse,
+    refuse_beyond,
 )
 from autopar.nouns.axes import CONTEXT, EXPERT, PIPELINE, REPLICATE, SHARD, TENSOR
 
@@ -25,7 +28,7 @@ PRECISIONS = {"float32": "no", "bfloat16": "bf16", "float16": "fp16"}
 def export(setup: Setup) -> Export:
     """``accelerate.yaml``. Raises `Refused`."""
     x = setup.layout
-    check(setup, NAME)
+    refuse_beyond(NAME, _limits(setup))
     left_out = not_carried(
         setup,
         f"the model's sizes: the script makes it{in_words(setup)}" if in_words(setup) else "",
@@ -84,7 +87,7 @@ def _shards(setup: Setup) -> bool:
 
 
 def _settings(setup: Setup) -> dict[str, Any]:
-    cpu = setup.machines.kind == "cpu"  # replicas alone, see `check`
+    cpu = setup.machines.kind == "cpu"  # replicas alone, see `_limits`
     data_only = "MULTI_CPU" if cpu else "MULTI_GPU"
     settings: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE",
@@ -111,60 +114,44 @@ def _settings(setup: Setup) -> dict[str, Any]:
     return settings
 
 
-def check(setup: Setup, target: str) -> None:
-    """Raises `Refused` for what Accelerate refuses."""
+def _limits(setup: Setup) -> tuple[Limit, ...]:
     x = setup.layout
-    if setup.framework == "jax":
-        raise refuse(
-            target,
-            "a JAX model",
-            "it trains PyTorch modules",
-            "Export to maxtext, levanter, axlearn or partition-specs",
-        )
-    for name, why in (
-        (PIPELINE, "its ParallelismConfig has no pipeline"),
-        (EXPERT, "its ParallelismConfig has no experts"),
-    ):
-        if getattr(x, name) > 1:
-            raise refuse(
-                target,
-                f"{name} {getattr(x, name)}",
-                why,
-                f"Give {name}=1, or export to torchtitan or megatron",
-            )
-    if setup.precision not in PRECISIONS:
-        raise refuse(
-            target,
+    split = x.tp > 1 or x.cp > 1
+    absent = {
+        PIPELINE: "its ParallelismConfig has no pipeline",
+        EXPERT: "its ParallelismConfig has no experts",
+    }
+    return (
+        no_jax(setup),
+        *no_degrees(setup, absent, "torchtitan or megatron"),
+        Limit(
+            setup.precision not in PRECISIONS,
             f"precision {setup.precision}",
             f"mixed_precision is one of {', '.join(PRECISIONS.values())}",
             "Plan with precision='float32'",
-        )
-    split = x.tp > 1 or x.cp > 1
-    if split and x.dp_replicate > 1 and x.dp_shard == 1:
-        raise refuse(
-            target,
+        ),
+        Limit(
+            split and x.dp_replicate > 1 and x.dp_shard == 1,
             f"dp_replicate {x.dp_replicate} x tp {x.tp} x cp {x.cp}",
             "replicas without dp_shard do not compose with tp or cp",
             f"Give dp_shard={x.dp_replicate} in place of dp_replicate",
-        )
-    if x.cp > 1 and not _shards(setup):
-        raise refuse(
-            target,
+        ),
+        Limit(
+            x.cp > 1 and not _shards(setup),
             f"cp {x.cp} with ZeRO 0",
             "its context parallelism needs FSDP2",
             "Give zero=2 or 3, or cp=1",
-        )
-    if setup.machines.kind == "cpu" and (_shards(setup) or split):
-        raise refuse(
-            target,
+        ),
+        Limit(
+            setup.machines.kind == "cpu" and (_shards(setup) or split),
             f"{setup.degrees()} on CPU processes",
             "its FSDP2, tp and cp need accelerators; on CPU it replicates alone",
             f"Give dp_replicate={x.device_count},zero=0, or plan for GPUs",
-        )
-    if x.zero == 0 and x.dp_shard > 1:
-        raise refuse(
-            target,
+        ),
+        Limit(
+            x.zero == 0 and x.dp_shard > 1,
             f"zero 0 with dp_shard {x.dp_shard}",
             "FSDP2 splits parameters over dp_shard",
             f"Give dp_replicate={x.dp}, or zero=2 or 3",
-        )
+        ),
+    )

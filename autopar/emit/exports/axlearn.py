@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from autopar.emit.exports.held import HALF
-from autopar.emit.exports.jax_trainers import check_mesh, check_stages
+from autopar.emit.exports.jax_trainers import mesh_limits, stage_limit
 from autopar.emit.exports.setup import Setup
 from autopar.emit.exports.sizes import in_words
-from autopar.emit.exports.text import Export, header, not_carried, recomputes
+from autopar.emit.exports.text import Export, header, not_carried, recomputes, refuse_beyond
 from autopar.nouns.recompute import SELECTIVE
 
 NAME = "axlearn"
@@ -17,8 +15,7 @@ NAME = "axlearn"
 def export(setup: Setup) -> Export:
     """``autopar_mesh.py``, mesh rules for a trainer's configuration. Raises `Refused`."""
     x = setup.layout
-    check_mesh(setup, NAME)
-    check_stages(setup, NAME)
+    refuse_beyond(NAME, (*mesh_limits(setup), stage_limit(setup)))
     kept = "" if setup.held is None else setup.held.kept
     left_out = not_carried(
         setup,
@@ -87,25 +84,29 @@ def _modifiers(setup: Setup) -> str:
     }
     axes = ", ".join(f"{name}={size}" for name, size in sizes.items() if size > 1)
 
-    def lines() -> Iterator[str]:
-        yield "MeshShapeModifier.default_config().set("
-        yield f"    mesh_shape=mesh_shape_from_axes({axes}),"
-        yield "),"
-        if setup.layout.microbatches > 1:
-            yield "GradientAccumulationModifier.default_config().set("
-            yield f"    grad_acc_steps={setup.layout.microbatches},"
-            yield "),"
-        if recomputes(setup) != "none":
-            kept = {
-                "full": "nothing_saveable",
-                "selective": "dots_with_no_batch_dims_saveable",
-            }[recomputes(setup, selects_ops=True)]
-            yield "RematSpecModifier.default_config().set("
-            yield "    remat_policies={"
-            yield '        "model.decoder.transformer.layer": RematSpec('
-            yield f"            prevent_cse=False, policy=jax.checkpoint_policies.{kept}"
-            yield "        ),"
-            yield "    },"
-            yield "),"
-
-    return "\n".join(f"        {line}" for line in lines())
+    lines = [
+        "MeshShapeModifier.default_config().set(",
+        f"    mesh_shape=mesh_shape_from_axes({axes}),",
+        "),",
+    ]
+    if setup.layout.microbatches > 1:
+        lines += [
+            "GradientAccumulationModifier.default_config().set(",
+            f"    grad_acc_steps={setup.layout.microbatches},",
+            "),",
+        ]
+    if recomputes(setup) != "none":
+        kept = {
+            "full": "nothing_saveable",
+            "selective": "dots_with_no_batch_dims_saveable",
+        }[recomputes(setup, selects_ops=True)]
+        lines += [
+            "RematSpecModifier.default_config().set(",
+            "    remat_policies={",
+            '        "model.decoder.transformer.layer": RematSpec(',
+            f"            prevent_cse=False, policy=jax.checkpoint_policies.{kept}",
+            "        ),",
+            "    },",
+            "),",
+        ]
+    return "\n".join(f"        {line}" for line in lines)

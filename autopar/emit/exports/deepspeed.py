@@ -16,10 +16,13 @@ from autopar.emit.exports.sizes import in_words
 from autopar.emit.exports.tensor_styles import layers
 from autopar.emit.exports.text import (
     Export,
+    Limit,
     header,
+    no_float64,
+    no_jax,
     not_carried,
     recomputes,
-    refuse,
+    refuse_beyond,
 )
 
 NAME = "deepspeed"
@@ -27,7 +30,7 @@ NAME = "deepspeed"
 
 def export(setup: Setup) -> Export:
     """Raises `Refused`."""
-    _check(setup)
+    refuse_beyond(NAME, _limits(setup))
     specs = _layer_specs(setup)
     unpaired = setup.layout.tp > 1 and bool(setup.parameters) and not specs
     keeps = DEEPSPEED if setup.precision in HALF else FLOAT32
@@ -141,55 +144,40 @@ def _module(setup: Setup, left_out: tuple[str, ...], start: str) -> str:
     return "\n".join([*lines, "    return model"]) + "\n"
 
 
-def _check(setup: Setup) -> None:
+def _limits(setup: Setup) -> tuple[Limit, ...]:
     x = setup.layout
-    if setup.framework == "jax":
-        raise refuse(
-            NAME,
-            "a JAX model",
-            "it trains PyTorch modules",
-            "Export to maxtext, levanter, axlearn or partition-specs",
-        )
-    if x.pp > 1:
-        raise refuse(
-            NAME,
+    ranks = x.dp * x.tp * x.cp
+    return (
+        no_jax(setup),
+        Limit(
+            x.pp > 1,
             f"pp {x.pp}",
             "its pipelines are code (PipelineModule), not settings",
             "Give pp=1, or export to megatron or torchtitan",
-        )
-    if x.dp_replicate > 1 and x.dp_shard > 1:
-        raise refuse(
-            NAME,
+        ),
+        Limit(
+            x.dp_replicate > 1 and x.dp_shard > 1,
             f"dp_replicate {x.dp_replicate} x dp_shard {x.dp_shard}",
             "ZeRO splits over all data ranks (MiCS, which did not, was removed in 0.19)",
             f"Give dp_shard={x.dp}, or export to torchtitan or accelerate",
-        )
-    if setup.precision == "float64":
-        raise refuse(
-            NAME,
-            "precision float64",
-            "it computes in bf16, fp16 or fp32",
-            "Plan with precision='float32'",
-        )
-    if x.zero == 3 and x.ep > 1 and x.cp > 1:
-        raise refuse(
-            NAME,
+        ),
+        no_float64(setup, "it computes in bf16, fp16 or fp32"),
+        Limit(
+            x.zero == 3 and x.ep > 1 and x.cp > 1,
             f"ep {x.ep} with cp {x.cp} under ZeRO 3",
             "AutoEP does not support sequence parallelism there",
             "Give cp=1 or zero=2",
-        )
-    if x.cp > 1 and x.tp > 1:
-        raise refuse(
-            NAME,
+        ),
+        Limit(
+            x.cp > 1 and x.tp > 1,
             f"cp {x.cp} x tp {x.tp}",
             "Ulysses and AutoTP do not compose",
             "Give one of them the other's ranks",
-        )
-    ranks = x.dp * x.tp * x.cp
-    if ranks % (x.ep * max(1, x.etp)):
-        raise refuse(
-            NAME,
+        ),
+        Limit(
+            ranks % (x.ep * max(1, x.etp)) > 0,
             f"ep {x.ep}",
             f"it must divide dp {x.dp} x tp {x.tp} x cp {x.cp} = {ranks}",
             "Lower ep",
-        )
+        ),
+    )

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from autopar.emit.exports.setup import Setup
-from autopar.emit.exports.text import Export, header, refuse
+from autopar.emit.exports.text import Export, Limit, header, refuse_beyond
 
 SCRIPT = "train.py"
 PORT = 29500
@@ -42,8 +42,8 @@ RAY = {
 
 def slurm(setup: Setup) -> Export:
     """``job.sbatch``. Raises `Refused`."""
-    _one_kind(setup, "slurm")
-    _no_tpu(setup, "slurm", "its nodes are reserved through the cloud's own queue")
+    no_tpu = _no_tpu(setup, "its nodes are reserved through the cloud's own queue")
+    refuse_beyond("slurm", (_one_kind(setup), no_tpu))
     m = setup.machines
     left_out = _placeholders(
         "the partition, account and time limit", "the environment's activation"
@@ -68,15 +68,12 @@ def slurm(setup: Setup) -> Export:
 
 def kubeflow(setup: Setup) -> Export:
     """``trainjob.yaml`` for the Kubeflow trainer 2.3. Raises `Refused`."""
-    _one_kind(setup, "kubeflow")
-    _no_tpu(setup, "kubeflow", "the torch-distributed runtime starts GPU and CPU pods")
-    if setup.framework == "jax":
-        raise refuse(
-            "kubeflow",
-            "a JAX job",
-            "the torch-distributed runtime starts torchrun",
-            "Export to slurm or skypilot",
-        )
+    limits = (
+        _one_kind(setup),
+        _no_tpu(setup, "the torch-distributed runtime starts GPU and CPU pods"),
+        _no_jax(setup, "the torch-distributed runtime starts torchrun"),
+    )
+    refuse_beyond("kubeflow", limits)
     m = setup.machines
     resources: dict[str, Any] = {}
     if m.kind == "gpu":
@@ -103,15 +100,12 @@ def kubeflow(setup: Setup) -> Export:
 
 def ray(setup: Setup) -> Export:
     """``ray_job.py``. Raises `Refused`."""
-    _one_kind(setup, "ray")
-    _no_tpu(setup, "ray", "TorchTrainer's workers have GPUs or CPUs")
-    if setup.framework == "jax":
-        raise refuse(
-            "ray",
-            "a JAX job",
-            "TorchTrainer makes a process group of PyTorch",
-            "Export to slurm or skypilot",
-        )
+    limits = (
+        _one_kind(setup),
+        _no_tpu(setup, "TorchTrainer's workers have GPUs or CPUs"),
+        _no_jax(setup, "TorchTrainer makes a process group of PyTorch"),
+    )
+    refuse_beyond("ray", limits)
     m = setup.machines
     left_out = _placeholders(
         "where results are stored", "what the training function does: it may call autopar.load"
@@ -146,7 +140,7 @@ if __name__ == "__main__":
 
 def skypilot(setup: Setup) -> Export:
     """``sky.yaml``. Raises `Refused`."""
-    _one_kind(setup, "skypilot")
+    refuse_beyond("skypilot", [_one_kind(setup)])
     m = setup.machines
     if m.kind == "cpu":
         resources: dict[str, Any] = {"cpus": f"{m.devices_per_node}+"}
@@ -191,16 +185,19 @@ def _placeholders(*what: str) -> tuple[str, ...]:
     return (*lines, *what)
 
 
-def _one_kind(setup: Setup, target: str) -> None:
-    if setup.machines.ranks:
-        raise refuse(
-            target,
-            "devices of several kinds",
-            f"its job asks for one, and the plan has {setup.machines.ranks}",
-            "Start torchrun on every node with its --node-rank in that order",
-        )
+def _one_kind(setup: Setup) -> Limit:
+    return Limit(
+        bool(setup.machines.ranks),
+        "devices of several kinds",
+        f"its job asks for one, and the plan has {setup.machines.ranks}",
+        "Start torchrun on every node with its --node-rank in that order",
+    )
 
 
-def _no_tpu(setup: Setup, target: str, why: str) -> None:
-    if setup.machines.kind == "tpu":
-        raise refuse(target, f"a job on {setup.machines.accelerator}", why, "Export to skypilot")
+def _no_tpu(setup: Setup, why: str) -> Limit:
+    m = setup.machines
+    return Limit(m.kind == "tpu", f"a job on {m.accelerator}", why, "Export to skypilot")
+
+
+def _no_jax(setup: Setup, why: str) -> Limit:
+    return Limit(setup.framework == "jax", "a JAX job", why, "Export to slurm or skypilot")

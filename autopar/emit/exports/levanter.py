@@ -8,10 +8,18 @@ import yaml
 
 from autopar.emit.exports import sizes as sizes_of
 from autopar.emit.exports.held import FLOAT32, state_note
-from autopar.emit.exports.jax_trainers import check_mesh
+from autopar.emit.exports.jax_trainers import mesh_limits
 from autopar.emit.exports.setup import Setup
 from autopar.emit.exports.sizes import in_words, plain, sized
-from autopar.emit.exports.text import Export, header, not_carried, recomputes, refuse
+from autopar.emit.exports.text import (
+    Export,
+    Limit,
+    header,
+    no_degrees,
+    not_carried,
+    recomputes,
+    refuse_beyond,
+)
 from autopar.nouns.axes import CONTEXT, EXPERT, PIPELINE
 
 NAME = "levanter"
@@ -19,15 +27,7 @@ NAME = "levanter"
 
 def export(setup: Setup) -> Export:
     """``levanter.yaml``. Raises `Refused`."""
-    check_mesh(setup, NAME)
-    for name in (PIPELINE, CONTEXT, EXPERT):
-        if getattr(setup.layout, name) > 1:
-            raise refuse(
-                NAME,
-                f"{name} {getattr(setup.layout, name)}",
-                "its mesh is replica x data x model",
-                f"Give {name}=1, or export to maxtext or axlearn",
-            )
+    refuse_beyond(NAME, _limits(setup))
     sizes = sized(setup)
     llama = sizes_of.levanter(sizes, setup.sequence) if sizes is not None and plain(sizes) else {}
     kept = "" if setup.held is None else setup.held.kept
@@ -78,3 +78,8 @@ def export(setup: Setup) -> Export:
     opening = header(setup, "Levanter 0.2.227", left_out) + f"# {start}\n"
     text = opening + yaml.safe_dump(settings, sort_keys=False)
     return Export({"levanter.yaml": text}, left_out, start)
+
+
+def _limits(setup: Setup) -> tuple[Limit, ...]:
+    absent = dict.fromkeys((PIPELINE, CONTEXT, EXPERT), "its mesh is replica x data x model")
+    return (*mesh_limits(setup), *no_degrees(setup, absent, "maxtext or axlearn"))

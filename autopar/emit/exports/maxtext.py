@@ -9,10 +9,10 @@ import yaml
 from autopar.emit.exports import models
 from autopar.emit.exports import sizes as sizes_of
 from autopar.emit.exports.held import FLOAT32, state_note
-from autopar.emit.exports.jax_trainers import check_mesh, check_stages
+from autopar.emit.exports.jax_trainers import mesh_limits, stage_limit
 from autopar.emit.exports.setup import Setup, within_nodes
 from autopar.emit.exports.sizes import sized
-from autopar.emit.exports.text import Export, header, not_carried
+from autopar.emit.exports.text import Export, header, not_carried, refuse_beyond
 from autopar.nouns.axes import CONTEXT, PIPELINE, REPLICATE, SHARD, TENSOR
 from autopar.nouns.recompute import FULL, NONE, SELECTIVE
 
@@ -42,8 +42,7 @@ AXES = {
 
 def export(setup: Setup) -> Export:
     """``autopar.yml``, a configuration over MaxText's ``base.yml``. Raises `Refused`."""
-    check_mesh(setup, NAME)
-    check_stages(setup, NAME)
+    refuse_beyond(NAME, (*mesh_limits(setup), stage_limit(setup)))
     model, known = models.named(setup, MODELS, "llama3-8b")
     sizes = None if known else sized(setup)
     kept = "" if setup.held is None else setup.held.kept

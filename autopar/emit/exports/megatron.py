@@ -13,21 +13,29 @@ from autopar.emit.exports.sizes import megatron as size_arguments
 from autopar.emit.exports.sizes import sized
 from autopar.emit.exports.text import (
     Export,
+    Limit,
     header,
+    no_float64,
+    no_jax,
     not_carried,
     recomputes,
-    refuse,
+    refuse_beyond,
 )
 
 NAME = "megatron"
 STRATEGIES = {2: "optim_grads", 3: "optim_grads_params"}
 """``--data-parallel-sharding-strategy`` of Megatron-FSDP by ZeRO level."""
+RECOMPUTE: dict[str, tuple[str, ...]] = {
+    "none": (),
+    "selective": ("--recompute-granularity selective --recompute-modules core_attn",),
+    "full": ("--recompute-granularity full --recompute-method uniform --recompute-num-layers 1",),
+}
 SCHEDULES = ("none", "1f1b", "interleaved-1f1b")
 
 
 def export(setup: Setup) -> Export:
     """``megatron_args.sh``. Raises `Refused`."""
-    check(setup, NAME)
+    refuse_beyond(NAME, limits(setup))
     left_out = not_carried(
         setup,
         "the data and the tokenizer: add --data-path and so on to ARGS"
@@ -82,7 +90,7 @@ def arguments(setup: Setup) -> Iterator[str]:
         yield {"bfloat16": "--bf16", "float16": "--fp16"}[setup.precision]
     yield from _training(setup)
     yield from _state(setup)
-    yield from _recompute(setup)
+    yield from RECOMPUTE[recomputes(setup)]
 
 
 def layout(setup: Setup) -> str:
@@ -116,14 +124,6 @@ def _state(setup: Setup) -> Iterator[str]:
         yield f"--num-distributed-optimizer-instances {setup.layout.dp_replicate}"
 
 
-def _recompute(setup: Setup) -> Iterator[str]:
-    match recomputes(setup):
-        case "full":
-            yield "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
-        case "selective":
-            yield "--recompute-granularity selective --recompute-modules core_attn"
-
-
 def sequence_parallel(setup: Setup) -> bool:
     """Experts beside tp assert it."""
     return setup.layout.tp > 1 and (setup.layout.sequence_parallel or setup.layout.ep > 1)
@@ -141,52 +141,36 @@ def gaps(setup: Setup) -> Iterator[str]:
         yield "what Megatron-FSDP splits over dp_replicate: nothing (its outer strategy no_shard)"
 
 
-def check(setup: Setup, target: str) -> None:
-    """Raises `Refused` for what Megatron-Core refuses, whoever calls it."""
+def limits(setup: Setup) -> tuple[Limit, ...]:
+    """What Megatron-Core refuses, whoever calls it."""
     x = setup.layout
-    if setup.framework == "jax":
-        raise refuse(
-            target,
-            "a JAX model",
-            "it trains its own PyTorch models",
-            "Export to maxtext, levanter, axlearn or partition-specs",
-        )
-    if setup.precision == "float64":
-        raise refuse(
-            target,
-            "precision float64",
-            "it computes in bf16, fp16 or fp32",
-            "Plan with precision='bfloat16'",
-        )
-    if x.schedule not in SCHEDULES:
-        raise refuse(
-            target,
+    ranks = x.tp * x.cp * x.dp
+    experts = x.ep * (x.etp or 1)
+    return (
+        no_jax(setup, "it trains its own PyTorch models"),
+        no_float64(setup, "it computes in bf16, fp16 or fp32", "bfloat16"),
+        Limit(
+            x.schedule not in SCHEDULES,
             f"schedule {x.schedule}",
             "it plays 1f1b and interleaved-1f1b",
             "Give schedule=1f1b, or export to torchtitan",
-        )
-    ranks = x.tp * x.cp * x.dp
-    experts = x.ep * (x.etp or 1)
-    if ranks % experts:
-        raise refuse(
-            target,
+        ),
+        Limit(
+            ranks % experts > 0,
             f"ep {x.ep} x etp {x.etp or 1}",
             f"they must divide tp {x.tp} x cp {x.cp} x dp {x.dp} = {ranks}",
             "Lower ep",
-        )
-    if x.pp == 1:
-        return
-    if setup.layers is None or setup.layers < setup.stages:
-        raise refuse(
-            target,
+        ),
+        Limit(
+            x.pp > 1 and (setup.layers or 0) < setup.stages,
             f"{setup.stages} stages",
             f"the model has {setup.layers or 'no'} repeated layers",
             "Lower pp or interleave",
-        )
-    if setup.stages_per_rank > 1 and x.microbatches % x.pp:
-        raise refuse(
-            target,
+        ),
+        Limit(
+            setup.stages_per_rank > 1 and x.microbatches % x.pp > 0,
             f"{x.microbatches} microbatches with interleave {setup.stages_per_rank}",
             f"they are no multiple of pp {x.pp}",
             "Take a smaller microbatch, or interleave=1",
-        )
+        ),
+    )

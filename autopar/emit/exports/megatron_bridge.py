@@ -5,20 +5,32 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from autopar.emit.exports import models
-from autopar.emit.exports.megatron import STRATEGIES, check, gaps, layout, sequence_parallel
+from autopar.emit.exports.megatron import STRATEGIES, gaps, layout, limits, sequence_parallel
 from autopar.emit.exports.setup import Setup
 from autopar.emit.exports.sizes import bridge, in_words, plain, sized
-from autopar.emit.exports.text import Export, header, not_carried, recomputes
+from autopar.emit.exports.text import Export, header, not_carried, recomputes, refuse_beyond
 
 NAME = "megatron-bridge"
 MODELS = {
     models.LLAMA3_8B: "llama.h100.llama3.llama3_8b_pretrain_2gpu_h100_bf16_config",
 }
+RECOMPUTE = {
+    "none": ("cfg.model.recompute_granularity = None",),
+    "selective": (
+        'cfg.model.recompute_granularity = "selective"',
+        'cfg.model.recompute_modules = ["core_attn"]',
+    ),
+    "full": (
+        'cfg.model.recompute_granularity = "full"',
+        'cfg.model.recompute_method = "uniform"',
+        "cfg.model.recompute_num_layers = 1",
+    ),
+}
 
 
 def export(setup: Setup) -> Export:
     """``autopar_recipe.py`` for Megatron-Bridge (commit 067f987df). Raises `Refused`."""
-    check(setup, NAME)
+    refuse_beyond(NAME, limits(setup))
     recipe, known = models.named(setup, MODELS, MODELS[models.LLAMA3_8B])
     module, function = recipe.rsplit(".", 1)
     sizes = sized(setup)
@@ -53,10 +65,12 @@ if __name__ == "__main__":
 def _fields(setup: Setup) -> Iterator[str]:
     x = setup.layout
     if (sizes := sized(setup)) is not None and plain(sizes):
-        yield from (f"cfg.model.{field}" for field in bridge(sizes))
-    yield f"cfg.model.tensor_model_parallel_size = {x.tp}"
-    yield f"cfg.model.sequence_parallel = {sequence_parallel(setup)}"
-    yield f"cfg.model.pipeline_model_parallel_size = {x.pp}"
+        yield from (f"cfg.model.{name} = {value}" for name, value in bridge(sizes).items())
+    yield from (
+        f"cfg.model.tensor_model_parallel_size = {x.tp}",
+        f"cfg.model.sequence_parallel = {sequence_parallel(setup)}",
+        f"cfg.model.pipeline_model_parallel_size = {x.pp}",
+    )
     if x.pp > 1:
         virtual = setup.stages_per_rank if setup.stages_per_rank > 1 else None
         yield f"cfg.model.virtual_pipeline_model_parallel_size = {virtual}"
@@ -72,26 +86,21 @@ def _fields(setup: Setup) -> Iterator[str]:
     if setup.trains:
         yield f"cfg.optimizer.clip_grad = {setup.clip_norm or 0.0}"
         yield f"cfg.optimizer.lr = {setup.training['learning_rate']}"
-    yield f"cfg.ddp.use_distributed_optimizer = {x.zero > 0}"
-    yield f"cfg.optimizer.use_distributed_optimizer = {x.zero > 0}"
-    yield "cfg.ddp.overlap_grad_reduce = True"
-    yield f"cfg.ddp.overlap_param_gather = {x.zero > 0}"
-    yield f"cfg.ddp.num_distributed_optimizer_instances = {x.dp_replicate if x.zero else 1}"
-    yield f"cfg.ddp.use_megatron_fsdp = {x.zero >= 2}"
+    yield from (
+        f"cfg.ddp.use_distributed_optimizer = {x.zero > 0}",
+        f"cfg.optimizer.use_distributed_optimizer = {x.zero > 0}",
+        "cfg.ddp.overlap_grad_reduce = True",
+        f"cfg.ddp.overlap_param_gather = {x.zero > 0}",
+        f"cfg.ddp.num_distributed_optimizer_instances = {x.dp_replicate if x.zero else 1}",
+        f"cfg.ddp.use_megatron_fsdp = {x.zero >= 2}",
+    )
     if x.zero >= 2:
-        yield f'cfg.ddp.data_parallel_sharding_strategy = "{STRATEGIES[x.zero]}"'
-        yield "cfg.model.gradient_accumulation_fusion = False"
-        yield 'cfg.checkpoint.ckpt_format = "fsdp_dtensor"'
-    match recomputes(setup):
-        case "full":
-            yield 'cfg.model.recompute_granularity = "full"'
-            yield 'cfg.model.recompute_method = "uniform"'
-            yield "cfg.model.recompute_num_layers = 1"
-        case "selective":
-            yield 'cfg.model.recompute_granularity = "selective"'
-            yield 'cfg.model.recompute_modules = ["core_attn"]'
-        case _:
-            yield "cfg.model.recompute_granularity = None"
+        yield from (
+            f'cfg.ddp.data_parallel_sharding_strategy = "{STRATEGIES[x.zero]}"',
+            "cfg.model.gradient_accumulation_fusion = False",
+            'cfg.checkpoint.ckpt_format = "fsdp_dtensor"',
+        )
+    yield from RECOMPUTE[recomputes(setup)]
     short = {"bfloat16": '"bf16_mixed"', "float16": '"fp16_mixed"', "float32": "None"}
     yield f"cfg.mixed_precision = {short[setup.precision]}"
 

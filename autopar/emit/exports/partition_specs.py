@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from autopar.emit.exports.setup import Setup, StoredTensor
 from autopar.emit.exports.tensor_styles import wildcard
-from autopar.emit.exports.text import Export, header, not_carried, refuse
+from autopar.emit.exports.text import Export, Limit, header, no_degrees, not_carried, refuse_beyond
 from autopar.lowering.state import even_cut
 from autopar.nouns.axes import CONTEXT, EXPERT, PIPELINE, REPLICATE, SHARD, TENSOR
 from autopar.nouns.mesh import Mesh
@@ -76,7 +76,7 @@ def _specs(params: Any, table: dict[str, P]) -> Any:
 def export(setup: Setup) -> Export:
     """``autopar_specs.py``. Raises `Refused`."""
     x = setup.layout
-    _check(setup)
+    refuse_beyond(NAME, _limits(setup))
     left_out = not_carried(
         setup,
         f"{x.microbatches} microbatches: accumulate gradients over a scan of your own"
@@ -89,11 +89,7 @@ def export(setup: Setup) -> Export:
         per_op=False,
         selects_ops=True,
     )
-    sizes = {
-        REPLICATE: x.dp_replicate,
-        SHARD: x.dp_shard,
-        TENSOR: x.tp,
-    }
+    sizes = {REPLICATE: x.dp_replicate, SHARD: x.dp_shard, TENSOR: x.tp}
     stored = _once(setup.parameters)
     parts = [
         header(setup, "one's own jax.jit", left_out) + USE,
@@ -174,19 +170,17 @@ def _dict(rows: dict[str, str]) -> str:
     return "{\n" + "".join(f'    "{name}": {text},\n' for name, text in rows.items()) + "}"
 
 
-def _check(setup: Setup) -> None:
-    if setup.framework != "jax":
-        raise refuse(
-            NAME,
+def _limits(setup: Setup) -> tuple[Limit, ...]:
+    absent = dict.fromkeys(
+        (PIPELINE, CONTEXT, EXPERT),
+        "PartitionSpecs come from a plan's program, and no program has that axis yet",
+    )
+    return (
+        Limit(
+            setup.framework != "jax",
             f"a model of {setup.framework or 'no framework'}",
             "PartitionSpecs go by the names of a JAX model's parameters",
             "Plan the JAX model (`autopar plan`) and export that plan",
-        )
-    for name in (PIPELINE, CONTEXT, EXPERT):
-        if getattr(setup.layout, name) > 1:
-            raise refuse(
-                NAME,
-                f"{name} {getattr(setup.layout, name)}",
-                "PartitionSpecs come from a plan's program, and no program has that axis yet",
-                f"Give {name}=1, or export to maxtext or axlearn",
-            )
+        ),
+        *no_degrees(setup, absent, "maxtext or axlearn"),
+    )

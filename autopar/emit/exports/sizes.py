@@ -45,16 +45,18 @@ def megatron(x: Figures) -> Iterator[str]:
         yield "--normalization RMSNorm"
 
 
-def bridge(x: Figures) -> Iterator[str]:
+def bridge(x: Figures) -> dict[str, Any]:
     """Fields of Megatron-Bridge's ``cfg.model``."""
-    yield f"num_layers = {x.layers}"
-    yield f"hidden_size = {x.hidden}"
-    yield f"ffn_hidden_size = {x.ffn}"
-    yield f"num_attention_heads = {x.heads}"
-    yield f"num_query_groups = {x.kv_heads}"
-    yield f"kv_channels = {x.head_dim}"
-    yield f"vocab_size = {x.vocab}"
-    yield f"share_embeddings_and_output_weights = {x.tied}"
+    return {
+        "num_layers": x.layers,
+        "hidden_size": x.hidden,
+        "ffn_hidden_size": x.ffn,
+        "num_attention_heads": x.heads,
+        "num_query_groups": x.kv_heads,
+        "kv_channels": x.head_dim,
+        "vocab_size": x.vocab,
+        "share_embeddings_and_output_weights": x.tied,
+    }
 
 
 def maxtext(x: Figures) -> dict[str, Any]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from autopar.emit.exports.setup import Setup
 from autopar.nouns.axes import TENSOR
@@ -28,9 +29,42 @@ class Export:
     start: str
 
 
-def refuse(target: str, what: str, why: str, instead: str) -> Refused:
-    """``megatron refuses pp 3: it does not divide 32 layers. Try pp 2 or 4``"""
-    return Refused(f"{target} refuses {what}: {why}. {instead}; nothing was written")
+class Limit(NamedTuple):
+    """What a target does not take: whether it is asked for, and in the words of a refusal what
+    (``pp 3``), why (``it does not divide 32 layers``), and the next thing to try."""
+
+    asked: bool
+    what: str
+    why: str
+    instead: str
+
+
+def refuse_beyond(target: str, limits: Iterable[Limit]) -> None:
+    """Raises `Refused` for the first of the limits that is asked for."""
+    for limit in limits:
+        if limit.asked:
+            raise Refused(
+                f"{target} refuses {limit.what}: {limit.why}. {limit.instead}; nothing was written"
+            )
+
+
+def no_jax(setup: Setup, why: str = "it trains PyTorch modules") -> Limit:
+    """Of a trainer of PyTorch models."""
+    instead = "Export to maxtext, levanter, axlearn or partition-specs"
+    return Limit(setup.framework == "jax", "a JAX model", why, instead)
+
+
+def no_degrees(setup: Setup, why: Mapping[str, str], targets: str) -> Iterator[Limit]:
+    """``why``: by the name of each degree that the target has not; ``targets`` have it."""
+    for name, reason in why.items():
+        size = getattr(setup.layout, name)
+        instead = f"Give {name}=1, or export to {targets}"
+        yield Limit(size > 1, f"{name} {size}", reason, instead)
+
+
+def no_float64(setup: Setup, why: str, instead: str = "float32") -> Limit:
+    asked = setup.precision == "float64"
+    return Limit(asked, "precision float64", why, f"Plan with precision='{instead}'")
 
 
 def header(setup: Setup, target: str, left_out: Iterable[str], sign: str = "#") -> str:
@@ -52,10 +86,6 @@ def header(setup: Setup, target: str, left_out: Iterable[str], sign: str = "#") 
     return "\n".join(f"{sign} {line}".rstrip() for line in wrapped) + "\n"
 
 
-def comment(text: str, sign: str = "#") -> str:
-    return "".join(f"{sign} {line}\n" for line in textwrap.wrap(text, WIDTH - len(sign)))
-
-
 def not_carried(
     setup: Setup,
     *more: str,
@@ -65,25 +95,23 @@ def not_carried(
 ) -> tuple[str, ...]:
     """What no other trainer takes of this setup, and ``more`` that this one does not. ``offloads``:
     it takes where the optimizer's state is; ``selects_ops``: as of `recomputes`."""
-    notes = []
-    if setup.layout.offloads and not offloads:
-        notes.append(
-            "offload=optimizer (its state in host memory): a device's memory may be short without"
-        )
-    if setup.layout.recompute.count is not None:
-        notes.append(f"recompute={setup.layout.recompute}: full for all layers takes its place")
-    if setup.layout.recompute == Recompute(COMPUTE):
-        notes.append(
-            "recompute=compute (all but what collectives gave runs again): full takes its place"
-        )
-    if setup.layout.recompute == Recompute(SELECTIVE) and not selects_ops:
-        notes.append(
-            f"recompute={SELECTIVE} (all but products, attention and what collectives gave runs "
-            "again): full takes its place"
-        )
-    if per_op and any(p.sharding.on(TENSOR).kind == "S" for p in setup.parameters):
-        notes.append("which parameters the plan splits over tp: the trainer has its own rule")
-    return (*notes, *(text for text in more if text))
+    recompute = setup.layout.recompute
+    splits = any(p.sharding.on(TENSOR).kind == "S" for p in setup.parameters)
+    notes = {
+        "offload=optimizer (its state in host memory): a device's memory may be short without": (
+            setup.layout.offloads and not offloads
+        ),
+        f"recompute={recompute}: full for all layers takes its place": recompute.count is not None,
+        "recompute=compute (all but what collectives gave runs again): full takes its place": (
+            recompute == Recompute(COMPUTE)
+        ),
+        f"recompute={SELECTIVE} (all but products, attention and what collectives gave runs "
+        "again): full takes its place": recompute == Recompute(SELECTIVE) and not selects_ops,
+        "which parameters the plan splits over tp: the trainer has its own rule": (
+            per_op and splits
+        ),
+    }
+    return (*(note for note, holds in notes.items() if holds), *(text for text in more if text))
 
 
 def recomputes(setup: Setup, selects_ops: bool = False) -> str:

@@ -11,10 +11,11 @@ from autopar.emit.exports.setup import Setup, stage_layers
 from autopar.emit.exports.sizes import in_words
 from autopar.emit.exports.text import (
     Export,
+    Limit,
     header,
     not_carried,
     recomputes,
-    refuse,
+    refuse_beyond,
 )
 
 NAME = "torchtitan"
@@ -43,7 +44,7 @@ CHECKPOINTING = {"none": "None", "selective": "SelectiveAC.Config()", "full": "F
 def export(setup: Setup) -> Export:
     """Raises `Refused`."""
     x = setup.layout
-    _check(setup)
+    refuse_beyond(NAME, _limits(setup))
     model, known = models.named(setup, MODELS, "llama3.llama3_debugmodel")
     family, recipe = model.split(".")
     way = recomputes(setup, selects_ops=True)
@@ -158,70 +159,66 @@ def _optimizer(setup: Setup) -> list[str]:
     return [f"    c.optimizer = default_adamw({given})"]
 
 
-def _check(setup: Setup) -> None:
+def _limits(setup: Setup) -> tuple[Limit, ...]:
     x = setup.layout
-    if setup.precision not in ("float32", "bfloat16"):
-        raise refuse(
-            NAME,
+    divisor = (x.tp if x.sequence_parallel else 1) * (2 * x.cp if x.cp > 1 else 1)
+    dense = x.dp_shard * x.cp * x.tp
+    return (
+        Limit(
+            setup.precision not in ("float32", "bfloat16"),
             f"precision {setup.precision}",
             "training.mixed_precision_param is bfloat16 or float32",
             "Plan with precision='bfloat16'",
-        )
-    if setup.optimizer != "adamw":
-        raise refuse(
-            NAME,
+        ),
+        Limit(
+            setup.optimizer != "adamw",
             f"optimizer {setup.optimizer}",
             "its recipes make Adam and AdamW",
             "Plan with optimizer='adamw'",
-        )
-    divisor = (x.tp if x.sequence_parallel else 1) * (2 * x.cp if x.cp > 1 else 1)
-    if (setup.sequence or 0) % divisor:
-        raise refuse(
-            NAME,
+        ),
+        Limit(
+            (setup.sequence or 0) % divisor > 0,
             f"a sequence of {setup.sequence}",
             f"tp {x.tp} with sequence parallelism and 2 x cp {x.cp} split it into {divisor} pieces",
             f"Take a multiple of {divisor}",
-        )
-    dense = x.dp_shard * x.cp * x.tp
-    if dense % x.ep:
-        raise refuse(
-            NAME,
+        ),
+        Limit(
+            dense % x.ep > 0,
             f"ep {x.ep}",
             f"it must divide dp_shard {x.dp_shard} x cp {x.cp} x tp {x.tp} = {dense}",
             "Move ranks from dp_replicate to dp_shard, or lower ep",
-        )
-    if x.pp > 1:
-        _check_stages(setup)
+        ),
+        *(_stage_limits(setup) if x.pp > 1 else ()),
+    )
 
 
-def _check_stages(setup: Setup) -> None:
-    if setup.layers is None:
-        raise refuse(
-            NAME,
+def _stage_limits(setup: Setup) -> tuple[Limit, ...]:
+    schedule = setup.layout.schedule
+    many = schedule not in ("1f1b", "gpipe")
+    return (
+        Limit(
+            setup.layers is None,
             f"pp {setup.layout.pp}",
             "a stage is a list of layers and the model has none that repeat",
             "Export a model with repeated layers, or pp=1",
-        )
-    if setup.stages > setup.layers:
-        raise refuse(
-            NAME,
+        ),
+        Limit(
+            setup.stages > (setup.layers or 0),
             f"{setup.stages} stages",
             f"the model has {setup.layers} layers",
             f"Lower pp or interleave to at most {setup.layers} stages",
-        )
-    if setup.layout.schedule not in SCHEDULES:
-        raise refuse(
-            NAME,
-            f"schedule {setup.layout.schedule}",
+        ),
+        Limit(
+            schedule not in SCHEDULES,
+            f"schedule {schedule}",
             f"it plays {', '.join(SCHEDULES)} by torch's names",
             "Give schedule=1f1b",
-        )
-    many = setup.layout.schedule not in ("1f1b", "gpipe")
-    if many != (setup.stages_per_rank > 1):
-        raise refuse(
-            NAME,
-            f"schedule {setup.layout.schedule} with interleave {setup.stages_per_rank}",
-            f"{SCHEDULES[setup.layout.schedule]} takes "
+        ),
+        Limit(
+            many != (setup.stages_per_rank > 1),
+            f"schedule {schedule} with interleave {setup.stages_per_rank}",
+            f"{SCHEDULES.get(schedule)} takes "
             f"{'two or more stages' if many else 'one stage'} on a rank",
             f"Give {'interleave=2' if many else 'schedule=interleaved-1f1b'}",
-        )
+        ),
+    )

@@ -11,10 +11,13 @@ from autopar.emit.exports.sizes import in_words
 from autopar.emit.exports.tensor_styles import layers, wildcard
 from autopar.emit.exports.text import (
     Export,
+    Limit,
     header,
+    no_float64,
+    no_jax,
     not_carried,
     recomputes,
-    refuse,
+    refuse_beyond,
 )
 
 NAME = "transformers"
@@ -32,7 +35,7 @@ STYLES = {
 def export(setup: Setup) -> Export:
     """``autopar_distributed.py``. Raises `Refused`."""
     x = setup.layout
-    _check(setup)
+    refuse_beyond(NAME, _limits(setup))
     kept = "" if setup.held is None else setup.held.kept
     left_out = not_carried(
         setup,
@@ -120,23 +123,27 @@ def _tensor_plan(setup: Setup) -> dict[str, str] | str:
 
 
 def _arguments(setup: Setup) -> Iterator[str]:
-    yield f"per_device_train_batch_size={setup.layout.microbatch},"
-    yield f"gradient_accumulation_steps={setup.layout.microbatches},"
-    yield f"activation_checkpointing={recomputes(setup) != 'none'},"
+    yield from (
+        f"per_device_train_batch_size={setup.layout.microbatch},",
+        f"gradient_accumulation_steps={setup.layout.microbatches},",
+        f"activation_checkpointing={recomputes(setup) != 'none'},",
+    )
     if setup.precision in ("bfloat16", "float16"):
         yield f"{'bf16' if setup.precision == 'bfloat16' else 'fp16'}=True,"
     if setup.machines.kind == "cpu":
         yield "use_cpu=True,"
     t, adamw = setup.training, setup.optimizer == "adamw"
     if setup.trains:
-        yield f"max_grad_norm={setup.clip_norm or 0.0},"
-        yield f"learning_rate={t['learning_rate']},"
-        yield f"weight_decay={t['weight_decay']},"
         one, two = t["betas"].strip("()[] ").split(",")
-        yield f"adam_beta1={one.strip()},"
-        yield f"adam_beta2={two.strip()},"
-        yield f"adam_epsilon={t['eps']},"
-        yield 'optim="adamw_torch",' if adamw else 'optim="sgd",'
+        yield from (
+            f"max_grad_norm={setup.clip_norm or 0.0},",
+            f"learning_rate={t['learning_rate']},",
+            f"weight_decay={t['weight_decay']},",
+            f"adam_beta1={one.strip()},",
+            f"adam_beta2={two.strip()},",
+            f"adam_epsilon={t['eps']},",
+            'optim="adamw_torch",' if adamw else 'optim="sgd",',
+        )
 
 
 def _block(value: object) -> str:
@@ -147,55 +154,40 @@ def _block(value: object) -> str:
     return f"{{\n{rows}        }}"
 
 
-def _check(setup: Setup) -> None:
+def _limits(setup: Setup) -> tuple[Limit, ...]:
     x = setup.layout
-    if setup.framework == "jax":
-        raise refuse(
-            NAME,
-            "a JAX model",
-            "it trains PyTorch modules",
-            "Export to maxtext, levanter, axlearn or partition-specs",
-        )
-    if x.cp > 1:
-        raise refuse(
-            NAME,
+    return (
+        no_jax(setup),
+        Limit(
+            x.cp > 1,
             f"cp {x.cp}",
             "DistributedConfig has no context parallelism",
             "Give cp=1, or export to accelerate",
-        )
-    if x.pp > 1 and x.dp > 1:
-        raise refuse(
-            NAME,
+        ),
+        Limit(
+            x.pp > 1 and x.dp > 1,
             f"pp {x.pp} x dp {x.dp}",
             "it does not combine pipelines with FSDP",
             "Give pp=1, or export to torchtitan or megatron",
-        )
-    if x.ep > 1 and (x.ep % x.tp or (x.dp_shard * x.tp) % x.ep):
-        raise refuse(
-            NAME,
+        ),
+        Limit(
+            x.ep > 1 and (x.ep % x.tp > 0 or (x.dp_shard * x.tp) % x.ep > 0),
             f"ep {x.ep}",
             f"it must be a multiple of tp {x.tp} and divide dp_shard {x.dp_shard} x tp = "
             f"{x.dp_shard * x.tp}",
             "Choose another ep",
-        )
-    if setup.precision == "float64":
-        raise refuse(
-            NAME,
-            "precision float64",
-            "TrainingArguments has bf16, fp16 or float32",
-            "Plan with precision='float32'",
-        )
-    if x.zero == 0 and x.dp_shard > 1:
-        raise refuse(
-            NAME,
+        ),
+        no_float64(setup, "TrainingArguments has bf16, fp16 or float32"),
+        Limit(
+            x.zero == 0 and x.dp_shard > 1,
             f"zero 0 with dp_shard {x.dp_shard}",
             "fsdp_size splits parameters",
             f"Give dp_replicate={x.dp}, or zero=2 or 3",
-        )
-    if x.zero in (1, 2) and x.dp_shard > 1 and not setup.parameters:
-        raise refuse(
-            NAME,
+        ),
+        Limit(
+            x.zero in (1, 2) and x.dp_shard > 1 and not setup.parameters,
             f"zero {x.zero} of a layout without a model",
             "fsdp_plan goes by the names of modules",
             "Export a plan, or give zero=3",
-        )
+        ),
+    )

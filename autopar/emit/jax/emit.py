@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from typing import Protocol
 
-from autopar.emit.constants import literal
+from autopar.emit.constants import holding, literal
 from autopar.emit.headings import count_of, state_held, train_heading
 from autopar.emit.jax import train
 from autopar.emit.jax.errors import JaxEmitError
@@ -181,21 +181,19 @@ def _parameter_rows(lowered: Lowered, indent: int) -> list[str]:
         if tensor.role not in ("parameter", "buffer"):
             continue
         model = Sharding(tuple((a, p) for a, p in value.produced.placements if a not in BATCH_AXES))
-        arguments = [tuple_text(tensor.shape)]
         split = [model.split_axes(dim) for dim in range(len(tensor.shape))]
-        if any(split):
-            last = max(dim for dim, axes in enumerate(split) if axes)
-            dims = (literal(_single(axes)) if axes else "None" for axes in split[: last + 1])
-            arguments.append(f"P({', '.join(dims)})")
-        if tensor.dtype != "float32":
-            arguments.append(f'dtype="{tensor.dtype}"')
-        if deferred := tuple(a for a, p in model.placements if p.kind == "D"):
-            arguments.append(f"deferred={tuple_text(deferred)}")
-        if tensor.role == "buffer":
-            arguments.append("buffer=True")
-        if not tensor.differentiable:
-            arguments.append("frozen=True")
-        lines.add(f"{literal(name)}: Parameter({', '.join(arguments)}),")
+        last = max((dim for dim, axes in enumerate(split) if axes), default=-1)
+        dims = (literal(_single(axes)) if axes else "None" for axes in split[: last + 1])
+        deferred = tuple(a for a, p in model.placements if p.kind == "D")
+        more = {
+            f"P({', '.join(dims)})": any(split),
+            f'dtype="{tensor.dtype}"': tensor.dtype != "float32",
+            f"deferred={tuple_text(deferred)}": deferred,
+            "buffer=True": tensor.role == "buffer",
+            "frozen=True": not tensor.differentiable,
+        }
+        arguments = ", ".join([tuple_text(tensor.shape), *holding(more)])
+        lines.add(f"{literal(name)}: Parameter({arguments}),")
     return lines.lines
 
 

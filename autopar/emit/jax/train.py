@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 
 from autopar.emit.constants import literal
-from autopar.emit.text import Lines, docstring, tuple_text
+from autopar.emit.text import Lines, docstring, lines_of, tuple_text
 from autopar.nouns.axes import SAMPLES, SHARD
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.zero import Zero, over
@@ -224,30 +224,33 @@ def _update(how: How) -> list[str]:
 
 
 def _main(how: How) -> list[str]:
-    lines = Lines(4)
-    lines.add('"""What the one process runs; it sees all devices."""')
-    lines.add("folder = Path(__file__).resolve().parents[1]")
-    lines.add("program = read(folder)", "model.py, and the file that was planned")
-    lines.add(
-        "# jax.jit of jax.shard_map over the mesh: `backward`, then `update`, the state donated"
-    )
-    lines.add("step = Step(program.model, program.workload, sys.modules[__name__])")
-    lines.add(
-        "state = step.initial(program.parameters(step.layout), program.constants)",
-        "each device makes its pieces",
-        above=True,
-    )
-    lines.add("for number in range(steps):")
-    inner = Lines(8)
-    inner.add("batch = global_batch(program, number)")
     rest = "*_" if how.outputs else "_"
-    inner.add(f"state, loss, {rest} = step.step(state, step.cut(batch))")
-    inner.add('print(f"step {number}  loss {float(loss):.6f}", flush=True)')
     count = how.mesh.device_count
     return [
         "def main(steps: int) -> None:",
-        *lines.lines,
-        *inner.lines,
+        *lines_of(
+            4,
+            ('"""What the one process runs; it sees all devices."""',),
+            ("folder = Path(__file__).resolve().parents[1]",),
+            ("program = read(folder)", "model.py, and the file that was planned"),
+            (
+                "# jax.jit of jax.shard_map over the mesh: `backward`, then `update`, the state "
+                "donated",
+            ),
+            ("step = Step(program.model, program.workload, sys.modules[__name__])",),
+            (
+                "state = step.initial(program.parameters(step.layout), program.constants)",
+                "each device makes its pieces",
+                True,
+            ),
+            ("for number in range(steps):",),
+        ),
+        *lines_of(
+            8,
+            ("batch = global_batch(program, number)",),
+            (f"state, loss, {rest} = step.step(state, step.cut(batch))",),
+            ('print(f"step {number}  loss {float(loss):.6f}", flush=True)',),
+        ),
         "",
         "",
         'if __name__ == "__main__":',

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from autopar.emit.constants import literal
+from autopar.emit.constants import holding, literal
 from autopar.emit.marks import unmarked
 from autopar.emit.names import BUILTINS, FUNCTIONS, LAYERS, class_name, class_of
 from autopar.emit.pytorch import modules
@@ -109,16 +109,13 @@ def declaration(tensor: Tensor, lowered: Lowered, path: str, printing: Printing)
     """``Parameter((8, 8), "tp:S0")``; only what is not float32 says its dtype."""
     kind = "Parameter" if tensor.role == "parameter" else "Buffer"
     stored = model_part(lowered.tensors[tensor.name].produced)
-    arguments = [literal(tensor.shape)]
-    if stored.placements:
-        arguments.append(literal(str(stored)))
-    if tensor.dtype != "float32":
-        arguments.append(f"dtype={literal(tensor.dtype)}")
-    if kind == "Parameter" and not tensor.differentiable:
-        arguments.append("trainable=False")
-    if kind == "Buffer" and not printing.persistent.get(path, True):
-        arguments.append("persistent=False")
-    return f"{kind}({', '.join(arguments)})"
+    more = {
+        literal(str(stored)): stored.placements,
+        f"dtype={literal(tensor.dtype)}": tensor.dtype != "float32",
+        "trainable=False": kind == "Parameter" and not tensor.differentiable,
+        "persistent=False": kind == "Buffer" and not printing.persistent.get(path, True),
+    }
+    return f"{kind}({', '.join([literal(tensor.shape), *holding(more)])})"
 
 
 def scope_class(

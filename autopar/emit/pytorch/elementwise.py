@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from autopar.emit.constants import literal, same
+from autopar.emit.constants import differing, literal
 from autopar.emit.pytorch.site import LIGHT, Printer, Site, dtype
 from autopar.emit.text import AND, COMPARE, OR, PRODUCT, SUM, UNARY, XOR, Expr, axis_argument, call
 
@@ -70,15 +70,15 @@ _METHODS = (
     "reciprocal", "detach", "isinf", "isnan", "sign", "floor",
 )  # fmt: skip
 # Functions of torch.nn.functional with the attrs that they take, and torch's defaults.
-_FUNCTIONS: Mapping[str, tuple[tuple[str, Any], ...]] = {
-    "relu": (),
-    "gelu": (("approximate", "none"),),
-    "silu": (),
-    "mish": (),
-    "softplus": (("beta", 1), ("threshold", 20)),
-    "leaky_relu": (("negative_slope", 0.01),),
-    "elu": (("alpha", 1.0),),
-    "hardtanh": (("min_val", -1.0), ("max_val", 1.0)),
+_FUNCTIONS: Mapping[str, Mapping[str, Any]] = {
+    "relu": {},
+    "gelu": {"approximate": "none"},
+    "silu": {},
+    "mish": {},
+    "softplus": {"beta": 1, "threshold": 20},
+    "leaky_relu": {"negative_slope": 0.01},
+    "elu": {"alpha": 1.0},
+    "hardtanh": {"min_val": -1.0, "max_val": 1.0},
 }
 
 
@@ -87,12 +87,8 @@ def _method(site: Site) -> Expr:
 
 
 def _function(site: Site) -> Expr:
-    arguments = [site.args[0].text]
-    for name, default in _FUNCTIONS[site.kind]:
-        value = site.attrs.get(name, default)
-        if not same(value, default):
-            arguments.append(f"{name}={literal(value)}")
-    return Expr(call(f"F.{site.kind}", arguments), weight=LIGHT)
+    options = differing(site.attrs, _FUNCTIONS[site.kind])
+    return Expr(call(f"F.{site.kind}", [site.args[0].text, *options]), weight=LIGHT)
 
 
 def _neg(site: Site) -> Expr:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from autopar.emit.constants import literal, number
+from autopar.emit.constants import differing, literal, number
 from autopar.emit.pytorch.site import HEAVY, LIGHT, EmitError, Layer, Printer, Site, dtype
 from autopar.emit.text import PRODUCT, UNARY, Expr, axis_argument, call, tuple_text
 
@@ -41,16 +41,16 @@ def _called(
 
 def _linear(site: Site) -> Expr:
     x, weight = site.args[0].text, site.args[1]
-    if site.kind == "linear":
-        layer = _called(site, "Linear", {"weight": weight, "bias": site.bias}, [x])
-        if layer is not None:
-            return layer
     if site.kind == "linear_t":
         if site.bias is None:
             return Expr(f"{site.args[0].within(UNARY)} @ {weight.atom}", PRODUCT, weight=HEAVY)
-        weight = Expr(f"{weight.atom}.t()")
-    arguments = [x, weight.text, *([site.bias.text] if site.bias is not None else [])]
-    return Expr(call("F.linear", arguments), weight=HEAVY)
+        return Expr(call("F.linear", [x, f"{weight.atom}.t()", *_bias(site)]), weight=HEAVY)
+    plain = Expr(call("F.linear", [x, weight.text, *_bias(site)]), weight=HEAVY)
+    return _called(site, "Linear", {"weight": weight, "bias": site.bias}, [x]) or plain
+
+
+def _bias(site: Site) -> list[str]:
+    return [] if site.bias is None else [site.bias.text]
 
 
 def _matmul(site: Site) -> Expr:
@@ -65,23 +65,17 @@ def _einsum(site: Site) -> Expr:
 
 
 def _conv(site: Site) -> Expr:
-    spatial = len(site.whole(0)) - 2
-    options = []
-    for name, default in (("stride", 1), ("padding", 0), ("dilation", 1)):
-        value = _same(site.attrs.get(name, default))
-        if value != default:
-            options.append(f"{name}={literal(value)}")
+    defaults = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1}
+    attrs = {name: _same(site.attrs[name]) for name in defaults if name in site.attrs}
     if site.attrs.get("groups", 1) != 1:
         # Channels of this rank over channels of one group: right for split groups too.
-        groups = site.operand(0)[1] // site.operand(1)[1]
-        if groups != 1:
-            options.append(f"groups={groups}")
+        attrs["groups"] = site.operand(0)[1] // site.operand(1)[1]
+    options = differing(attrs, defaults)
     x, weight = site.args
-    layer = _called(site, "Conv", {"weight": weight, "bias": site.bias}, [x.text], options)
-    if layer is not None:
-        return layer
-    arguments = [x.text, weight.text, *([site.bias.text] if site.bias is not None else [])]
-    return Expr(call(f"F.conv{spatial}d", [*arguments, *options]), weight=HEAVY)
+    function = f"F.conv{len(site.whole(0)) - 2}d"
+    plain = Expr(call(function, [x.text, weight.text, *_bias(site), *options]), weight=HEAVY)
+    held = {"weight": weight, "bias": site.bias}
+    return _called(site, "Conv", held, [x.text], options) or plain
 
 
 def _same(value: Any) -> Any:
@@ -96,37 +90,25 @@ def _embedding(site: Site) -> Expr:
     padding = site.attrs.get("padding_idx")
     padding = None if padding is not None and padding < 0 else padding
     given = [f"padding_idx={padding}"] if padding is not None else []
-    layer = _called(site, "Embedding", {"weight": site.args[1]}, [ids, *site.beside], given)
-    if layer is not None:
-        return layer
     function = "embedding" if site.beside else "F.embedding"
-    return Expr(call(function, [ids, weight, *site.beside, *given]), weight=HEAVY)
+    plain = Expr(call(function, [ids, weight, *site.beside, *given]), weight=HEAVY)
+    held = {"weight": site.args[1]}
+    return _called(site, "Embedding", held, [ids, *site.beside], given) or plain
 
 
 def _cross_entropy(site: Site) -> Expr:
-    reduction = site.attrs.get("reduction", "mean")
     logits, labels = site.args[0].text, site.args[1].text
-    given = []
-    if reduction == "mean":
-        given.append(f"count={site.count}")
-    elif reduction == "none":
-        given.append("count=None")
-    if site.attrs.get("ignore_index", -100) != -100:
-        given.append(f"ignore_index={site.attrs['ignore_index']}")
-    if site.attrs.get("label_smoothing", 0.0):
-        given.append(f"label_smoothing={literal(site.attrs['label_smoothing'])}")
+    counts = {"mean": [f"count={site.count}"], "none": ["count=None"]}
+    given = counts.get(site.attrs.get("reduction", "mean"), [])
+    given += differing(site.attrs, {"ignore_index": -100, "label_smoothing": 0.0})
     if site.beside and len(site.whole(1)) != 1:
         raise EmitError(f"{site.at.op.name}: labels that are probabilities need whole rows")
     return Expr(call("cross_entropy", [logits, labels, *given, *site.beside]), weight=HEAVY)
 
 
 def _ctc_loss(site: Site) -> Expr:
-    arguments = [a.text for a in site.args]
-    if site.attrs["blank"]:
-        arguments.append(f"blank={site.attrs['blank']}")
-    if site.attrs["zero_infinity"]:
-        arguments.append("zero_infinity=True")
-    return Expr(call("ctc_loss", arguments), weight=HEAVY)
+    options = differing(site.attrs, {"blank": 0, "zero_infinity": False})
+    return Expr(call("ctc_loss", [*(a.text for a in site.args), *options]), weight=HEAVY)
 
 
 # -- attention and norms -------------------------------------------------------------------------
@@ -164,9 +146,7 @@ def _layer_norm(site: Site) -> Expr:
     eps = float(site.attrs.get("eps", 1e-5))
     if len(site.args) > 1 and trailing == site.operand(1):
         held = dict(zip(("weight", "bias"), site.args[1:], strict=False))
-        options = [f"eps={literal(eps)}"] if eps != 1e-5 else []
-        layer = _called(site, "LayerNorm", held, [site.args[0].text], options)
-        if layer is not None:
+        if layer := _called(site, "LayerNorm", held, [site.args[0].text], _eps(site)):
             return layer
     arguments = [site.args[0].text, tuple_text(trailing), *(a.text for a in site.args[1:])]
     if eps != 1e-5:
@@ -174,14 +154,17 @@ def _layer_norm(site: Site) -> Expr:
     return Expr(call("F.layer_norm", arguments), weight=HEAVY)
 
 
+def _eps(site: Site) -> list[str]:
+    return differing(site.attrs, {"eps": 1e-5}, lambda eps: literal(float(eps)))
+
+
 def _rms_norm(site: Site) -> Expr:
     eps, options = literal(float(site.attrs["eps"])), []
     if site.attrs.get("scale_offset"):
         options.append(f"offset={literal(float(site.attrs['scale_offset']))}")
     if len(site.args) > 1:
-        held = {"weight": site.args[1]}
-        layer = _called(site, "RMSNorm", held, [site.args[0].text], [f"eps={eps}", *options])
-        if layer is not None:
+        held, every = {"weight": site.args[1]}, [f"eps={eps}", *options]
+        if layer := _called(site, "RMSNorm", held, [site.args[0].text], every):
             return layer
     weight = site.args[1].text if len(site.args) > 1 else "None"
     arguments = [site.args[0].text, weight, eps, *options]
@@ -190,27 +173,18 @@ def _rms_norm(site: Site) -> Expr:
 
 def _group_norm(site: Site) -> Expr:
     groups = int(site.attrs["groups"]) * site.operand(0)[1] // site.whole(0)[1]
-    eps = float(site.attrs.get("eps", 1e-5))
-    options = [f"eps={literal(eps)}"] if eps != 1e-5 else []
     if len(site.args) == 3:
         held = {"weight": site.args[1], "bias": site.args[2]}
-        every = [f"groups={groups}", *options]
-        layer = _called(site, "GroupNorm", held, [site.args[0].text], every)
-        if layer is not None:
+        every = [f"groups={groups}", *_eps(site)]
+        if layer := _called(site, "GroupNorm", held, [site.args[0].text], every):
             return layer
-    arguments = [site.args[0].text, str(groups), *(a.text for a in site.args[1:]), *options]
+    arguments = [site.args[0].text, str(groups), *(a.text for a in site.args[1:]), *_eps(site)]
     return Expr(call("F.group_norm", arguments), weight=HEAVY)
 
 
 def _batch_norm(site: Site) -> Expr:
     training = bool(site.attrs.get("training", True))
-    momentum = site.attrs.get("momentum", 0.1)
-    eps = float(site.attrs.get("eps", 1e-5))
-    options = []
-    if momentum != 0.1 and training:
-        options.append(f"momentum={literal(momentum)}")
-    if eps != 1e-5:
-        options.append(f"eps={literal(eps)}")
+    options = differing(site.attrs, {"momentum": 0.1} if training else {}) + _eps(site)
     if any(o.steps for o in site.at.operands if site.role(o.name) == "buffer") and training:
         raise EmitError(f"{site.at.op.name}: running statistics must be stored as they are used")
     more = [*site.beside] if training else ["training=False"]
@@ -218,8 +192,7 @@ def _batch_norm(site: Site) -> Expr:
     names += ["running_mean", "running_var"] if len(site.args) - 1 > len(names) else []
     held = dict(zip(names, site.args[1:], strict=True))
     if len(held) == 4:
-        layer = _called(site, "BatchNorm", held, [site.args[0].text, *more], options)
-        if layer is not None:
+        if layer := _called(site, "BatchNorm", held, [site.args[0].text, *more], options):
             return layer
     given = [f"{name}={arg.text}" for name, arg in held.items()]
     arguments = [site.args[0].text, *given, *options, *more]
@@ -227,12 +200,8 @@ def _batch_norm(site: Site) -> Expr:
 
 
 def _normalize(site: Site) -> Expr:
-    arguments = [site.args[0].text]
-    if site.attrs["dim"] != 1:
-        arguments.append(f"dim={site.attrs['dim']}")
-    if site.attrs["eps"] != 1e-12:
-        arguments.append(f"eps={literal(site.attrs['eps'])}")
-    return Expr(call("F.normalize", arguments), weight=HEAVY)
+    options = differing(site.attrs, {"dim": 1, "eps": 1e-12})
+    return Expr(call("F.normalize", [site.args[0].text, *options]), weight=HEAVY)
 
 
 def _softmax(site: Site) -> Expr:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from autopar.emit.constants import literal, same
+from autopar.emit.constants import differing, holding, literal, same
 from autopar.emit.pytorch.site import LIGHT, Printer, Site, dtype, model_part
 from autopar.emit.sizes import Size, product
 from autopar.emit.text import PRODUCT, Expr, call, tuple_text
@@ -26,13 +26,10 @@ def _reduction(site: Site) -> Expr:
     rank = len(site.whole(0))
     name = "sum" if GLOBAL_COUNT in site.at.implementations else site.kind
     keep = bool(site.attrs.get("keepdim"))
-    arguments: list[str] = []
-    if len(dims) < rank or keep or name == "var":
-        arguments.append(str(dims[0]) if len(dims) == 1 else tuple_text(dims))
-    if name == "var" and site.attrs.get("correction", 1) != 1:
-        arguments.append(f"correction={literal(site.attrs['correction'])}")
-    if keep:
-        arguments.append("keepdim=True")
+    over = str(dims[0]) if len(dims) == 1 else tuple_text(dims)
+    arguments = holding({over: len(dims) < rank or keep or name == "var"})
+    arguments += differing(site.attrs, {"correction": 1} if name == "var" else {})
+    arguments += holding({"keepdim=True": keep})
     text = f"{site.args[0].atom}.{name}({', '.join(arguments)})"
     if name == site.kind:
         return Expr(text, weight=LIGHT)

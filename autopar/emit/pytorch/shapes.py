@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from typing import Any
 
-from autopar.emit.constants import literal, same
+from autopar.emit.constants import differing, literal, same
 from autopar.emit.pytorch.site import LIGHT, EmitError, Printer, Site
 from autopar.emit.sizes import slice_end
 from autopar.emit.text import Expr, call, tuple_text
@@ -229,21 +229,19 @@ def _pool(site: Site) -> Expr:
             call(f"F.{kind}{spatial}d", [site.args[0].text, _short(site.attrs["output"])]),
             weight=LIGHT,
         )
-    arguments = [site.args[0].text, _short(site.attrs["kernel"])]
-    defaults: tuple[tuple[str, Any], ...] = (
-        ("stride", site.attrs["kernel"]),
-        ("padding", 0),
-        ("dilation", 1),
-        ("ceil_mode", False),
-        ("count_include_pad", True),
-        ("divisor_override", None),
-    )
-    for name, default in defaults:
-        value = site.attrs.get(name, default)
-        if name == "stride" and not value:
-            continue  # torch writes no stride as an empty list
-        if _short(value) != _short(default):
-            arguments.append(f"{name}={_short(value)}")
+    kernel = _short(site.attrs["kernel"])
+    defaults = {
+        "stride": kernel,
+        "padding": "0",
+        "dilation": "1",
+        "ceil_mode": "False",
+        "count_include_pad": "True",
+        "divisor_override": "None",
+    }
+    shown = {name: _short(site.attrs[name]) for name in defaults if name in site.attrs}
+    if not site.attrs.get("stride"):  # torch writes no stride as an empty list
+        shown["stride"] = kernel
+    arguments = [site.args[0].text, kernel, *differing(shown, defaults, str)]
     return Expr(call(f"F.{kind}{spatial}d", arguments), weight=LIGHT)
 
 
@@ -255,16 +253,9 @@ def _short(value: Any) -> str:
 
 
 def _interpolate(site: Site) -> Expr:
-    size = tuple_text(site.attrs["output"])
-    mode = site.attrs.get("mode", "nearest")
-    arguments = [site.args[0].text, f"size={size}"]
-    if mode != "nearest":
-        arguments.append(f'mode="{mode}"')
-    if site.attrs.get("align_corners") is not None:
-        arguments.append(f"align_corners={site.attrs['align_corners']}")
-    if site.attrs.get("antialias"):
-        arguments.append("antialias=True")
-    return Expr(call("F.interpolate", arguments), weight=LIGHT)
+    defaults = {"mode": "nearest", "align_corners": None, "antialias": False}
+    given = [f"size={tuple_text(site.attrs['output'])}", *differing(site.attrs, defaults)]
+    return Expr(call("F.interpolate", [site.args[0].text, *given]), weight=LIGHT)
 
 
 PRINTERS: Mapping[str, Printer] = {

@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 from autopar.emit.pytorch.site import EmitError
-from autopar.nouns.sharding import Placement
+from autopar.emit.steps import CALLS, call_of
 from autopar.rules.resharding import Step
+
+_COMMENTS = {
+    ("R", "D"): "backward: all_reduce",
+    ("D", "R"): "backward: keep on the first rank",
+    ("S", "P"): "backward: slice",
+    ("P", "S"): "backward: all_gather",
+}
 
 
 def calls(step: Step, x: str, after: tuple[int, ...]) -> list[tuple[str, str]]:
@@ -17,38 +24,9 @@ def calls(step: Step, x: str, after: tuple[int, ...]) -> list[tuple[str, str]]:
             f"a value goes from {step.source} to {step.target} over microbatches, which run one "
             "after the other: the data choices of the plan are wrong"
         )
-    axis = f'"{step.axis}"'
-    source, target = step.source, step.target
-    kinds = (source.kind, target.kind)
-    if kinds in (("R", "D"), ("P", "D")):
-        copied = (f"copy_to({x}, {axis})", "backward: all_reduce")
-        return [copied] if kinds[0] == "R" else [(f"all_reduce({x}, {axis})", ""), copied]
-    if kinds == ("P", "R"):
-        return [(f"all_reduce({x}, {axis})", "")]
-    if kinds == ("R", "P"):
-        return [(f"keep_first({x}, {axis})", "")]
-    if kinds == ("D", "P"):
-        return [(f'keep_first({x}, {axis}, backward="keep_first")', "")]
-    if kinds == ("D", "R"):
-        return [(f"whole({x}, {axis})", "backward: keep on the first rank")]
-    if kinds == ("S", "P"):
-        size = after[source.dim]
-        return [(f"pad({x}, {_dim(source)}, size={size}, axis={axis})", "backward: slice")]
-    if kinds == ("P", "S"):
-        return [(f"reduce_scatter({x}, {_dim(target)}, axis={axis})", "backward: all_gather")]
-    if source.kind == "S" and target.kind in ("R", "D"):
-        return [(f"gather({x}, {_dim(source)}, axis={axis}{_backward(step)})", "")]
-    if source.kind in ("R", "D") and target.kind == "S":
-        return [(f"shard({x}, {_dim(target)}, axis={axis}{_backward(step)})", "")]
-    if kinds == ("S", "S"):
-        given = f"split={target.dim}, concat={source.dim}, axis={axis}"
-        return [(f"all_to_all({x}, {given})", "")]
-    raise EmitError(f"no collective goes from {source} to {target} on {step.axis}")
-
-
-def _backward(step: Step) -> str:
-    return "" if step.backward == "none" else f', backward="{step.backward}"'
-
-
-def _dim(placement: Placement) -> str:
-    return f"dim={placement.dim}"
+    kinds = (step.source.kind, step.target.kind)
+    if kinds not in CALLS:
+        raise EmitError(f"no collective goes from {step.source} to {step.target} on {step.axis}")
+    parts = [("P", "R"), ("R", "D")] if kinds == ("P", "D") else [kinds]
+    size = f", size={after[step.source.dim]}" if kinds == ("S", "P") else ""
+    return [(call_of(step, part, x, size), _COMMENTS.get(part, "")) for part in parts]

@@ -16,8 +16,6 @@ from autopar.lowering.counts import counted, held_whole, labels_of, labels_only
 from autopar.lowering.spread import BATCH_AXES, Lowered, Operand
 from autopar.nouns.recompute import KEEP_ALL
 
-SHARE = "This rank's share: summed over data ranks and microbatches, the loss."
-
 
 def model_class(
     lowered: Lowered,

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autopar.emit.constants import literal
-from autopar.emit.text import Lines, docstring
+from autopar.emit.text import Lines, docstring, lines_of
 from autopar.nouns.axes import PIPELINE, REPLICATE, SAMPLES, SHARD
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.zero import ZERO, over
@@ -226,18 +226,26 @@ def _reduced(how: How, where: str) -> str:
 
 
 def _late(how: How, lines: Lines) -> None:
-    if how.shards or how.staged:
-        lines.add("state.collect()", "from here on `grad` is this rank's piece")
-    if how.late:
-        model = [f"`{axis}:D`" for axis in how.model_axes]
-        what = f"gradients that are partial sums, {_and(model)} in model.py" if model else ""
-        lines.add("reduce_late(state.pieces, state.ranks)", what, above=True)
-    if how.staged and how.tied:
-        lines.add("state.ties.sum()", "parameters that several stages hold")
-    if how.carries:
-        lines.add("state.carry()", "buffers hold what the forward left in them")
-    if how.scales:
-        lines.add("state.loss_scale.undo(state.pieces)", "float16 would lose small gradients")
+    model = [f"`{axis}:D`" for axis in how.model_axes]
+    partial = f"gradients that are partial sums, {_and(model)} in model.py" if model else ""
+    rows = (
+        (
+            how.shards or how.staged,
+            "state.collect()",
+            "from here on `grad` is this rank's piece",
+        ),
+        (how.late, "reduce_late(state.pieces, state.ranks)", partial),
+        (how.staged and how.tied, "state.ties.sum()", "parameters that several stages hold"),
+        (how.carries, "state.carry()", "buffers hold what the forward left in them"),
+        (
+            how.scales,
+            "state.loss_scale.undo(state.pieces)",
+            "float16 would lose small gradients",
+        ),
+    )
+    for holds, text, comment in rows:
+        if holds:
+            lines.add(text, comment, above=True)
 
 
 def _update(how: How) -> list[str]:
@@ -269,34 +277,43 @@ def _update(how: How) -> list[str]:
 
 def _main(how: How) -> list[str]:
     name = {"adamw": "AdamW", "sgd": "SGD"}.get(how.optimizer, "the optimizer")
-    start = Lines(4)
-    start.add('"""What every rank runs."""')
-    start.add("folder = Path(__file__).resolve().parents[1]")
-    start.add("program, workload = read(folder)", "model.py, and the file that was planned")
-    start.add("ranks = Ranks(program.mesh, device)", f"this process's place in {_shape(how.mesh)}")
-    start.add("with running(ranks, program.settings.precision):")
-    inner = Lines(8)
-    inner.add("state = hold(program, ranks)")
-    inner.add(
-        "initialize(workload.model, workload.seed, state.targets())",
-        "each rank its pieces of the model's initial weights",
-        above=True,
-    )
-    inner.add("optimizer = make_optimizer(workload, state.pieces)", f"{name} of this rank's pieces")
-    inner.add("seed_draws(workload, ranks)", "dropout: others for other samples")
-    inner.add("for step in range(steps):")
-    deep = Lines(12)
-    deep.add("batch = global_batch(workload, step)", "all of it, on every rank")
-    deep.add("check_alike(batch)")
-    deep.add("loss = backward(state, batch)")
-    deep.add("update(state, optimizer)")
-    deep.add("if ranks.rank == 0:")
-    deep.lines.append('                print(f"step {step}  loss {float(loss):.6f}", flush=True)')
     return [
         "def main(device: torch.device, steps: int) -> None:",
-        *start.lines,
-        *inner.lines,
-        *deep.lines,
+        *lines_of(
+            4,
+            ('"""What every rank runs."""',),
+            ("folder = Path(__file__).resolve().parents[1]",),
+            ("program, workload = read(folder)", "model.py, and the file that was planned"),
+            (
+                "ranks = Ranks(program.mesh, device)",
+                f"this process's place in {_shape(how.mesh)}",
+            ),
+            ("with running(ranks, program.settings.precision):",),
+        ),
+        *lines_of(
+            8,
+            ("state = hold(program, ranks)",),
+            (
+                "initialize(workload.model, workload.seed, state.targets())",
+                "each rank its pieces of the model's initial weights",
+                True,
+            ),
+            (
+                "optimizer = make_optimizer(workload, state.pieces)",
+                f"{name} of this rank's pieces",
+            ),
+            ("seed_draws(workload, ranks)", "dropout: others for other samples"),
+            ("for step in range(steps):",),
+        ),
+        *lines_of(
+            12,
+            ("batch = global_batch(workload, step)", "all of it, on every rank"),
+            ("check_alike(batch)",),
+            ("loss = backward(state, batch)",),
+            ("update(state, optimizer)",),
+            ("if ranks.rank == 0:",),
+        ),
+        '                print(f"step {step}  loss {float(loss):.6f}", flush=True)',
         "",
         "",
         'if __name__ == "__main__":',

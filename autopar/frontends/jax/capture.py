@@ -39,7 +39,6 @@ from autopar.frontends.jax.inputs import (
     model_tensors,
     paths_of,
     samples_of,
-    tokens_of,
 )
 from autopar.frontends.jax.interpret import flat_parameters
 from autopar.frontends.jax.jaxprs import draft_of
@@ -53,6 +52,7 @@ from autopar.frontends.jax.vocabulary import lookups_lifted
 from autopar.frontends.shared.captured import Captured
 from autopar.frontends.shared.kept_state import KeptState
 from autopar.frontends.shared.places import UNKNOWN, declared, last_line
+from autopar.nouns.batch import tokens_of
 from autopar.nouns.graph import Graph
 from autopar.nouns.workload import Workload
 

@@ -18,6 +18,7 @@ import numpy as np
 from autopar.frontends.jax.draft import Builder, Draft, Node, Operand, Value, rewrite
 from autopar.frontends.jax.inputs import paths_of
 from autopar.frontends.shared.captured import digest
+from autopar.nouns.errors import first_of
 
 WRITTEN = 64
 """Most elements of an array that is written into the program."""
@@ -123,12 +124,10 @@ def held_note(arrays: Mapping[str, Any]) -> tuple[str, ...]:
     if not arrays:
         return ()
     size = sum(int(a.size) * a.dtype.itemsize for a in arrays.values())
-    names = ", ".join(list(arrays)[:NAMED])
-    more = f" and {len(arrays) - NAMED} more" if len(arrays) > NAMED else ""
     return (
-        f"Arrays that the loss closes over are held as frozen tensors, {size / 1e6:.2f} MB: {names}"
-        f"{more}. They are taken from the loss whenever the plan is loaded; checkpoints are "
-        "without them.",
+        f"Arrays that the loss closes over are held as frozen tensors, {size / 1e6:.2f} MB: "
+        f"{first_of(arrays, NAMED)}. They are taken from the loss whenever the plan is loaded; "
+        "checkpoints are without them.",
     )
 
 

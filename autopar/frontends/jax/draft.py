@@ -130,6 +130,13 @@ class Builder:
         node = self.maker.get(operand) if isinstance(operand, Value) else None
         return node if node is not None and node.kind in kinds else None
 
+    def tensor(self, x: Operand) -> Value:
+        """``x`` as a tensor: a uniform operand is made by an op."""
+        if isinstance(x, Value):
+            return x
+        attrs = {"shape": x.shape, "value": x.value, "dtype": x.dtype}
+        return self.op("full", (), x.shape, x.dtype, **attrs)
+
     def reshape(self, x: Operand, shape: Shape) -> Operand:
         if isinstance(x, Uniform):
             return replace(x, shape=shape)

@@ -49,20 +49,13 @@ def _numbers_into_attrs(node: Node, builder: Builder) -> Sequence[Operand] | Non
             if isinstance(x, Uniform):
                 attrs[name] = x.value
     else:
-        values = tuple(_made(x, builder) for x in node.inputs)
+        values = tuple(map(builder.tensor, node.inputs))
         outs = tuple(replace(o) for o in node.outputs)
         builder.append(replace(node, inputs=values, outputs=outs))
         return outs
     shape = values[0].shape if len(values) == 1 else node.out.shape
     made = builder.op(node.kind, values, shape, node.out.dtype, **attrs)
     return [builder.expand(made, node.out.shape)]
-
-
-def _made(x: Operand, builder: Builder) -> Value:
-    if isinstance(x, Value):
-        return x
-    attrs = {"shape": x.shape, "value": x.value, "dtype": x.dtype}
-    return builder.op("full", (), x.shape, x.dtype, **attrs)
 
 
 class _Finisher:

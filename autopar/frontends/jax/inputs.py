@@ -122,11 +122,3 @@ def samples_of(entries: tuple[BatchEntry, ...]) -> int:
     if samples == 0:
         raise BatchError(NO_SAMPLES)
     return samples
-
-
-def tokens_of(entries: tuple[BatchEntry, ...]) -> int | None:
-    """Elements of the first batch entry of integer ids with a sequence dim."""
-    for entry in entries:
-        if "int" in entry.dtype and len(entry.shape) == 2 and entry.batch_dim == 0:
-            return entry.shape[0] * entry.shape[1]
-    return None

@@ -65,7 +65,7 @@ def draft_of(
     consts = [walker.constant(c) for c in closed.consts]
     outputs = walker.run(closed.jaxpr, [*consts, *inputs])
     if rules is None:
-        outputs = [walker._whole(x) for x in outputs]
+        outputs = [walker.builder.tensor(x) for x in outputs]
     values = tuple(x for x in inputs if isinstance(x, Value))
     return Draft(values, tuple(walker.builder.nodes), tuple(outputs))
 
@@ -249,18 +249,18 @@ class _Walker:
             shape, dtype = tuple(map(int, var.aval.shape)), str(var.aval.dtype)
             value = Value(shape, dtype)
             if place < fixed + carried:
-                parts[0 if place < fixed else 2].append((value, self._whole(x)))
+                parts[0 if place < fixed else 2].append((value, self.builder.tensor(x)))
             elif rows := self._rows(x):
                 each[value] = rows
                 parts[1].append((value, rows[0]))
             else:
-                outer = self._whole(x)
+                outer = self.builder.tensor(x)
                 value = Value(shape, dtype, "parameter", outer.path, outer.frozen)
                 parts[3].append((value, outer))
             given.append(value)
         consts = [walker.constant(c) for c in params["jaxpr"].consts]
         results = walker.run(params["jaxpr"].jaxpr, [*consts, *given])[:carried]
-        made = tuple(walker._whole(x) for x in results)
+        made = tuple(walker.builder.tensor(x) for x in results)
         pairs = [pair for part in parts for pair in part]
         body = Draft(tuple(v for v, _ in pairs), tuple(walker.builder.nodes), made)
         outs = tuple(Value(tuple(map(int, v.aval.shape)), str(v.aval.dtype)) for v in eqn.outvars)
@@ -306,12 +306,6 @@ class _Walker:
                 inside.append(node)
         return x
 
-    def _whole(self, operand: Operand) -> Value:
-        if isinstance(operand, Value):
-            return operand
-        attrs = {"shape": operand.shape, "value": operand.value, "dtype": operand.dtype}
-        return self.builder.op("full", (), operand.shape, operand.dtype, **attrs)
-
     def _pick(self, x: Operand, step: int) -> Operand:
         if isinstance(x, Uniform):
             return replace(x, shape=x.shape[1:])
@@ -321,7 +315,7 @@ class _Walker:
 
     def _stack(self, pieces: Mapping[int, Operand], var: Any) -> Operand:
         dtype, shape = str(var.aval.dtype), tuple(map(int, var.aval.shape))
-        values = [self._whole(pieces[i]) for i in sorted(pieces)]
+        values = [self.builder.tensor(pieces[i]) for i in sorted(pieces)]
         return self.builder.op("stack", values, shape, dtype, dim=0)
 
     def _source(self, eqn: Any) -> Source:

@@ -46,7 +46,7 @@ def convert(
         return [builder.op(ELEMENTWISE[name], inputs, shape, dtype)]
     if name in REDUCTIONS:
         dims = tuple(sorted(int(d) for d in params["axes"]))
-        x = _value(inputs[0], builder)
+        x = builder.tensor(inputs[0])
         return [builder.op(REDUCTIONS[name], (x,), *outs[0], dims=dims, keepdim=False)]
     converter = TABLE.get(name)
     results = converter(params, inputs, outs, builder) if converter else None
@@ -58,17 +58,9 @@ def _unknown(
 ) -> list[Operand]:
     values = tuple(Value(s, d) for s, d in outs)
     text = {k: str(v) for k, v in sorted(params.items()) if v is not None}
-    operands = tuple(_value(x, builder) for x in inputs)
+    operands = tuple(builder.tensor(x) for x in inputs)
     builder.append(Node(f"jax::{name}", operands, values, {"jax": text}, builder.source))
     return list(values)
-
-
-def _value(x: Operand, builder: Builder) -> Value:
-    """``x`` as a tensor: a uniform operand is made by an op."""
-    if isinstance(x, Value):
-        return x
-    attrs = {"shape": x.shape, "value": x.value, "dtype": x.dtype}
-    return builder.op("full", (), x.shape, x.dtype, **attrs)
 
 
 def _cast(params: Any, inputs: list[Operand], outs: Outs, builder: Builder) -> list[Operand]:
@@ -141,7 +133,7 @@ def _broadcast_in_dim(
 
 
 def _slice(params: Any, inputs: list[Operand], outs: Outs, builder: Builder) -> list[Operand]:
-    x = _value(inputs[0], builder)
+    x = builder.tensor(inputs[0])
     strides = params["strides"] or (1,) * len(x.shape)
     steps = zip(params["start_indices"], params["limit_indices"], strides, strict=True)
     for dim, (start, stop, step) in enumerate(steps):
@@ -174,19 +166,19 @@ def _split(params: Any, inputs: list[Operand], outs: Outs, builder: Builder) -> 
         return inputs[:1]
     values = tuple(Value(s, d) for s, d in outs)
     attrs = {"dim": int(params["axis"]), "sizes": tuple(int(s) for s in params["sizes"])}
-    operands = (_value(inputs[0], builder),)
+    operands = (builder.tensor(inputs[0]),)
     builder.append(Node("split", operands, values, attrs, builder.source))
     return list(values)
 
 
-def _concatenate(params: Any, inputs: list[Operand], outs: Outs, builder: Builder) -> list[Operand]:
-    values = [_value(x, builder) for x in inputs]
-    return [builder.op("cat", values, *outs[0], dim=int(params["dimension"]))]
+def _joined(kind: str, dim: str) -> Convert:
+    """``dim``: the name of the parameter that has it."""
 
+    def convert(params: Any, inputs: list[Operand], outs: Outs, builder: Builder) -> list[Operand]:
+        values = [builder.tensor(x) for x in inputs]
+        return [builder.op(kind, values, *outs[0], dim=int(params[dim]))]
 
-def _stack(params: Any, inputs: list[Operand], outs: Outs, builder: Builder) -> list[Operand]:
-    values = [_value(x, builder) for x in inputs]
-    return [builder.op("stack", values, *outs[0], dim=int(params["axis"]))]
+    return convert
 
 
 def _pad(params: Any, inputs: list[Operand], outs: Outs, builder: Builder) -> list[Operand] | None:
@@ -195,12 +187,12 @@ def _pad(params: Any, inputs: list[Operand], outs: Outs, builder: Builder) -> li
     inner = any(within for _, _, within in params["padding_config"])
     if inner or not isinstance(value, Uniform) or min(min(p) for p in pairs) < 0:
         return None
-    return [builder.op("pad", (_value(x, builder),), *outs[0], low_high=pairs, value=value.value)]
+    return [builder.op("pad", (builder.tensor(x),), *outs[0], low_high=pairs, value=value.value)]
 
 
 def _rev(params: Any, inputs: list[Operand], outs: Outs, builder: Builder) -> list[Operand]:
     dims = tuple(int(d) for d in params["dimensions"])
-    return [builder.op("flip", (_value(inputs[0], builder),), *outs[0], dims=dims)]
+    return [builder.op("flip", (builder.tensor(inputs[0]),), *outs[0], dims=dims)]
 
 
 def _argmax(params: Any, inputs: list[Operand], outs: Outs, builder: Builder) -> list[Operand]:
@@ -210,7 +202,7 @@ def _argmax(params: Any, inputs: list[Operand], outs: Outs, builder: Builder) ->
 
 def _top_k(params: Any, inputs: list[Operand], outs: Outs, builder: Builder) -> list[Operand]:
     values = tuple(Value(s, d) for s, d in outs)
-    x = _value(inputs[0], builder)
+    x = builder.tensor(inputs[0])
     dim = int(params.get("axis", -1)) % len(x.shape)
     attrs = {"k": int(params["k"]), "dim": dim}
     builder.append(Node("jax::top_k", (x,), values, attrs, builder.source))
@@ -236,7 +228,7 @@ def _iota(params: Any, inputs: list[Operand], outs: Outs, builder: Builder) -> l
 
 def _dot_general(params: Any, inputs: list[Operand], outs: Outs, builder: Builder) -> list[Operand]:
     (left, right), (left_batch, right_batch) = params["dimension_numbers"]
-    a, b = (_value(x, builder) for x in inputs)
+    a, b = (builder.tensor(x) for x in inputs)
     letters = iter(string.ascii_lowercase)
     in_a = [next(letters) for _ in a.shape]
     in_b = [""] * len(b.shape)
@@ -258,7 +250,7 @@ def _gather(
     ``indices`` has a last dim of 1 that holds the one coordinate.
     """
     numbers = params["dimension_numbers"]
-    x, indices = _value(inputs[0], builder), inputs[1]
+    x, indices = builder.tensor(inputs[0]), inputs[1]
     if len(numbers.start_index_map) != 1 or indices.shape[-1:] != (1,):
         return None
     dim = int(numbers.start_index_map[0])  # numpy integers under vmap
@@ -290,7 +282,7 @@ def _gather(
     if batching == others == tuple(numbers.start_indices_batching_dims) and rank == len(x.shape):
         if numbers.offset_dims or tuple(index.shape) != shape:
             return None
-        return [builder.op("gather", (x, _value(index, builder)), shape, dtype, dim=dim)]
+        return [builder.op("gather", (x, builder.tensor(index)), shape, dtype, dim=dim)]
     return None
 
 
@@ -357,8 +349,8 @@ TABLE: Mapping[str, Callable[..., list[Operand] | None]] = {
     "slice": _slice,
     "dynamic_slice": _dynamic_slice,
     "split": _split,
-    "concatenate": _concatenate,
-    "stack": _stack,
+    "concatenate": _joined("cat", "dimension"),
+    "stack": _joined("stack", "axis"),
     "pad": _pad,
     "rev": _rev,
     "argmax": _argmax,

@@ -9,6 +9,7 @@ import jax.extend.core as jex
 
 from autopar.frontends.jax.own_casts import OwnCasts
 from autopar.frontends.jax.places import place_of
+from autopar.nouns.errors import first_of
 
 REMATERIALISED = frozenset(("remat", "remat2", "checkpoint"))
 NAMED = 4
@@ -30,7 +31,8 @@ def _recomputed(jaxpr: Any) -> Iterator[str]:
         how = f" with policy {policy}" if policy else ""
         yield (
             f"The plan decides what backward computes again: jax.checkpoint{how} at "
-            f"{_listed(places)} is left out. --fix recompute=none, compute or full asks for one."
+            f"{first_of(places, NAMED)} is left out. "
+            "--fix recompute=none, compute or full asks for one."
         )
 
 
@@ -50,17 +52,17 @@ def _constrained(jaxpr: Any) -> Iterator[str]:
     ]
     if places:
         yield (
-            f"The plan decides every sharding: with_sharding_constraint at {_listed(places)} is "
-            "left out."
+            "The plan decides every sharding: with_sharding_constraint at "
+            f"{first_of(places, NAMED)} is left out."
         )
 
 
 def _lost(precision: str, places: Sequence[str]) -> str:
     return (
         f"With precision {precision} the program computes in {precision} what the loss casts to "
-        f"float32 itself, at {_listed(places)}: there the loss is not the program that it is for "
-        "float32, so that its casts cannot be followed. To keep them, cast parameters and batch in "
-        "the loss and plan with precision float32."
+        f"float32 itself, at {first_of(places, NAMED)}: there the loss is not the program that it "
+        "is for float32, so that its casts cannot be followed. To keep them, cast parameters and "
+        "batch in the loss and plan with precision float32."
     )
 
 
@@ -73,9 +75,3 @@ def _equations(jaxpr: Any) -> Iterator[Any]:
                     yield from _equations(item.jaxpr)
                 elif isinstance(item, jex.Jaxpr):
                     yield from _equations(item)
-
-
-def _listed(places: Sequence[str]) -> str:
-    each = list(dict.fromkeys(places))
-    more = f" and {len(each) - NAMED} more" if len(each) > NAMED else ""
-    return ", ".join(each[:NAMED]) + more

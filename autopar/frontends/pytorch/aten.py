@@ -1,33 +1,26 @@
 """What each aten op becomes: the table that `lift` looks ops up in.
 
-A function gets the lifter, the fx node and the call's arguments by their schema names, operands as
-`Value`. Elementwise ops, reductions, products, losses, noise and shapes stand in files of their
-own, the rest here. An op that stands nowhere keeps its aten name as its kind, for the planner to
-name.
+A function gets a `Call`. Elementwise ops, reductions, products, losses, noise and shapes stand in
+files of their own, the rest here. An op that stands nowhere keeps its aten name as its kind, for
+the planner to name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import fx
 
 from autopar.frontends.pytorch import ir
+from autopar.frontends.pytorch.aten_call import Call, Lift, Unliftable, torch_call
 from autopar.frontends.pytorch.aten_complex import lift_complex, meets_complex
-from autopar.frontends.pytorch.aten_elementwise import (
-    ELEMENTWISE,
-    REDUCTIONS,
-    Arguments,
-    Lift,
-    Unliftable,
-)
+from autopar.frontends.pytorch.aten_elementwise import ELEMENTWISE, REDUCTIONS, thin
 from autopar.frontends.pytorch.aten_lookups import LOOKUPS
 from autopar.frontends.pytorch.aten_losses import LOSSES
 from autopar.frontends.pytorch.aten_noise import NOISE
 from autopar.frontends.pytorch.aten_products import PRODUCTS
-from autopar.frontends.pytorch.aten_shapes import SHAPES, reshape_to, transpose_to
+from autopar.frontends.pytorch.aten_shapes import SHAPES
 from autopar.frontends.pytorch.decomposed import lift_parts, parts_of
 from autopar.frontends.pytorch.ir import Value
 from autopar.frontends.pytorch.lifter import Lifter
@@ -42,14 +35,14 @@ def lift_call(lifter: Lifter, node: fx.Node) -> Any:
     packet = op_name(node.target)
     if packet.endswith("_") and not packet.endswith("__"):
         packet = packet[:-1]  # the lifter gives in-place ops their effect
-    arguments = bound(lifter, node)
+    call = Call(lifter, node, bound(lifter, node))
     if meets_complex(node):
-        return lift_complex(lifter, node, arguments)
+        return lift_complex(call)
     lift = TABLE.get(packet) if node.target.namespace == "aten" else None  # type: ignore[union-attr]
     start = len(lifter.nodes)
     if lift is not None:
         try:
-            result = lift(lifter, node, arguments)
+            result = lift(call)
         except Unliftable:
             del lifter.nodes[start:]
         else:
@@ -71,11 +64,12 @@ def _unknown(lifter: Lifter, node: fx.Node) -> Any:
     target: Any = node.target
     # What PyTorch makes of an op may divide by a size, which rows that a mask chooses have not.
     alone = not lifter.chosen.reach(node)
-    graph = parts_of(target, _fakes(node.args), _fakes(node.kwargs)) if alone else None
-    if graph is not None:
-        given = map(lifter.read, _nodes((node.args, node.kwargs)))
-        return lift_parts(lifter, graph, given, lifter.lifted)
-    operands = [lifter.read(n) for n in _nodes((node.args, node.kwargs))]
+    nodes: list[fx.Node] = []  # as often as the call has them
+    fx.node.map_arg((node.args, node.kwargs), nodes.append)
+    operands = [lifter.read(n) for n in nodes]
+    fakes: Any = fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+    if alone and (graph := parts_of(target, *fakes)) is not None:
+        return lift_parts(lifter, graph, operands, lifter.lifted)
     meta = node.meta.get("val")
     several = isinstance(meta, list | tuple)
     metas: list[Any] = list(meta) if isinstance(meta, list | tuple) else [meta]
@@ -90,28 +84,6 @@ def _unknown(lifter: Lifter, node: fx.Node) -> Any:
     if several and len(made) == 1 and "torch" in attrs:
         attrs["torch"] = freeze({**attrs["torch"], "listed": True})
     return made if several else made[0] if made else None
-
-
-def _nodes(value: Any) -> Iterator[fx.Node]:
-    """The operands of a call, in order."""
-    if isinstance(value, fx.Node):
-        yield value
-    elif isinstance(value, Mapping):
-        yield from _nodes([*value.values()])
-    elif isinstance(value, list | tuple):
-        for v in value:
-            yield from _nodes(v)
-
-
-def _fakes(value: Any) -> Any:
-    """The arguments of a call with the fakes that they were traced on."""
-    if isinstance(value, fx.Node):
-        return value.meta["val"]
-    if isinstance(value, Mapping):
-        return {k: _fakes(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return tuple(map(_fakes, value)) if isinstance(value, tuple) else [*map(_fakes, value)]
-    return value
 
 
 def _without_derivative(node: fx.Node) -> bool:
@@ -156,25 +128,17 @@ def written_through(lifter: Lifter, view: fx.Node, base: Value, value: Value) ->
         start, stop, _ = slice(arguments["start"], arguments["end"]).indices(size)
         if arguments["step"] != 1:
             setting = [dim, start, stop, arguments["step"]]
-            call = {"target": "aten.slice_scatter.default", "args": ["%0", "%1", *setting]}
-            return lifter.emit(
-                "aten::slice_scatter", [base, value], base.shape, base.dtype,
-                torch={**call, "kwargs": {}},
-            )  # fmt: skip
+            call = torch_call("aten.slice_scatter.default", "%0", "%1", *setting)
+            return lifter.emit_like("aten::slice_scatter", base, value, torch=call)
     else:
         start = arguments["index"] % size
         stop = start + 1
     full = (*base.shape[:dim], stop - start, *base.shape[dim + 1 :])
-    if value.shape != full:
-        value = lifter.emit("reshape", [value], full, value.dtype, shape=full)
-
-    def part(a: int, b: int) -> list[Value]:
-        if a == b:
-            return []
-        shape = (*base.shape[:dim], b - a, *base.shape[dim + 1 :])
-        return [lifter.emit("slice", [base], shape, base.dtype, dim=dim, start=a, stop=b, step=1)]
-
-    pieces = [*part(0, start), value, *part(stop, size)]
+    value = lifter.reshape(value, full)
+    before, after = (
+        [lifter.slice(base, dim, a, b)] if a != b else [] for a, b in ((0, start), (stop, size))
+    )
+    pieces = [*before, value, *after]
     if len(pieces) == 1:
         return value
     return lifter.emit("cat", pieces, base.shape, base.dtype, dim=dim)
@@ -182,9 +146,8 @@ def written_through(lifter: Lifter, view: fx.Node, base: Value, value: Value) ->
 
 def _diagonal_written(lifter: Lifter, base: Value, value: Value) -> Value:
     """A square matrix whose diagonal is ``value``."""
-    ones = lifter.emit("full", [], base.shape, "bool", shape=base.shape, value=True, dtype="bool")
-    below = lifter.emit("tril", [ones], base.shape, "bool", diagonal=0)
-    on = lifter.emit("triu", [below], base.shape, "bool", diagonal=0)
+    below = lifter.emit_like("tril", lifter.full(base.shape, True, "bool"), diagonal=0)
+    on = lifter.emit_like("triu", below, diagonal=0)
     return lifter.emit("where", [on, value, base], base.shape, base.dtype)
 
 
@@ -194,27 +157,27 @@ def _turned_back(lifter: Lifter, view: fx.Node, base: Value, value: Value) -> Va
     # Sizes that name their dims: what the view does to them is the order.
     named = torch.empty([i + 2 for i in places], device="meta")
     order = [n - 2 for n in view.target(named, *view.args[1:], **view.kwargs).shape]  # type: ignore[operator]
-    back = tuple(order.index(i) for i in places)
-    return transpose_to(lifter, value, back)
+    return lifter.transpose(value, tuple(order.index(i) for i in places))
 
 
 # -- attention, normalisation, vocabulary ----------------------------------------------------------
 
 
-def _attention(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
-    q, k, v = a["query"], a["key"], a["value"]
-    mask = [a["attn_mask"]] if a["attn_mask"] is not None else []
+def _attention(call: Call) -> Value:
+    q, k, v = call["query"], call["key"], call["value"]
+    mask = [call["attn_mask"]] if call["attn_mask"] is not None else []
     shape = (*q.shape[:-1], v.shape[-1])
+    reshape = call.lifter.reshape
     if len(q.shape) == 3:  # the kind has a dim of heads
-        mask = [reshape_to(lifter, m, _with_heads(m.shape)) if m.shape[2:] else m for m in mask]
-        q, k, v = (reshape_to(lifter, x, _with_heads(x.shape)) for x in (q, k, v))
+        mask = [reshape(m, _with_heads(m.shape)) if m.shape[2:] else m for m in mask]
+        q, k, v = (reshape(x, _with_heads(x.shape)) for x in (q, k, v))
     if len(q.shape) != 4:
         raise Unliftable
-    mixed = lifter.emit(
+    mixed = call.lifter.emit(
         "attention", [q, k, v, *mask], (*q.shape[:-1], v.shape[-1]), q.dtype,
-        causal=a["is_causal"], scale=a["scale"], dropout_p=float(a["dropout_p"]),
+        causal=call["is_causal"], scale=call["scale"], dropout_p=float(call["dropout_p"]),
     )  # fmt: skip
-    return reshape_to(lifter, mixed, shape)
+    return reshape(mixed, shape)
 
 
 def _with_heads(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -222,125 +185,108 @@ def _with_heads(shape: tuple[int, ...]) -> tuple[int, ...]:
     return (shape[0], 1, *shape[1:])
 
 
-def _optional(*values: Value | None) -> list[Value]:
-    return [v for v in values if v is not None]
-
-
-def _layer_norm(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
-    x = a["input"]
-    if a["weight"] is None and a["bias"] is not None:
+def _normalised(call: Call, kind: str, **attrs: Any) -> Value:
+    """``kind`` of the input with its weight and bias, where there are such."""
+    weight, bias = call["weight"], call["bias"]
+    if weight is None and bias is not None:
         raise Unliftable
-    return lifter.emit(
-        "layer_norm", [x, *_optional(a["weight"], a["bias"])], x.shape, x.dtype,
-        dims=len(a["normalized_shape"]), eps=a["eps"],
-    )  # fmt: skip
+    operands = [v for v in (weight, bias) if v is not None]
+    return call.lifter.emit_like(kind, call["input"], *operands, **attrs, eps=call["eps"])
 
 
-def _rms_norm(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
-    x = a["input"]
-    if len(a["normalized_shape"]) != 1:
+def _layer_norm(call: Call) -> Value:
+    return _normalised(call, "layer_norm", dims=len(call["normalized_shape"]))
+
+
+def _rms_norm(call: Call) -> Value:
+    x = call["input"]
+    if len(call["normalized_shape"]) != 1:
         raise Unliftable
     # torch's own default depends on the dtype that it accumulates in
     exact = torch.float64 if x.dtype == "float64" else torch.float32
-    eps = torch.finfo(exact).eps if a["eps"] is None else a["eps"]
-    return lifter.emit(
-        "rms_norm", [x, *_optional(a["weight"])], x.shape, x.dtype,
-        eps=eps, upcast=True, scale_offset=0,
-    )  # fmt: skip
+    eps = torch.finfo(exact).eps if call["eps"] is None else call["eps"]
+    weight = [] if call["weight"] is None else [call["weight"]]
+    return call.lifter.emit_like("rms_norm", x, *weight, eps=eps, upcast=True, scale_offset=0)
 
 
-def _group_norm(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
-    x = a["input"]
-    if a["weight"] is None and a["bias"] is not None:
-        raise Unliftable
-    return lifter.emit(
-        "group_norm", [x, *_optional(a["weight"], a["bias"])], x.shape, x.dtype,
-        groups=a["num_groups"], eps=a["eps"],
-    )  # fmt: skip
+def _group_norm(call: Call) -> Value:
+    return _normalised(call, "group_norm", groups=call["num_groups"])
 
 
-def _instance_norm(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
+def _instance_norm(call: Call) -> Value:
     """A group norm with a group for every channel."""
-    x = a["input"]
-    if not a["use_input_stats"] or a["running_mean"] is not None:
+    if not call["use_input_stats"] or call["running_mean"] is not None:
         raise Unliftable
-    operands = _optional(a["weight"], a["bias"])
-    return lifter.emit(
-        "group_norm", [x, *operands], x.shape, x.dtype, groups=x.shape[1], eps=a["eps"]
-    )
+    return _normalised(call, "group_norm", groups=call["input"].shape[1])
 
 
-def _batch_norm(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
-    x = a["input"]
-    operands = [a["weight"], a["bias"], a["running_mean"], a["running_var"]]
+def _batch_norm(call: Call) -> Value:
+    operands = [call[name] for name in ("weight", "bias", "running_mean", "running_var")]
     given = [o is not None for o in operands]
-    if given[0] != given[1] or given[2] != given[3] or a["momentum"] is None:
+    if given[0] != given[1] or given[2] != given[3] or call["momentum"] is None:
         raise Unliftable
-    return lifter.emit(
-        "batch_norm", [x, *_optional(*operands)], x.shape, x.dtype,
-        eps=a["eps"], momentum=a["momentum"], affine=given[0], training=a["training"],
-        updates_buffers=bool(a["training"] and given[2]),
+    return call.lifter.emit_like(
+        "batch_norm", call["input"], *(o for o in operands if o is not None),
+        eps=call["eps"], momentum=call["momentum"], affine=given[0], training=call["training"],
+        updates_buffers=bool(call["training"] and given[2]),
     )  # fmt: skip
 
 
-def _weight_norm(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
+def _weight_norm(call: Call) -> Value:
     """Every row of ``v`` brought to the length that ``g`` gives."""
-    v, g = a["v"], a["g"]
+    v, lifter = call["v"], call.lifter
     rank = len(v.shape)
-    kept = None if a["dim"] == -1 else a["dim"] % rank
+    kept = None if call["dim"] == -1 else call["dim"] % rank
     dims = tuple(d for d in range(rank) if d != kept)
-    thin = tuple(1 if d in dims else n for d, n in enumerate(v.shape))
-    squares = lifter.emit("square", [v], v.shape, v.dtype)
-    total = lifter.emit("sum", [squares], thin, v.dtype, dims=dims, keepdim=True)
-    length = lifter.emit("sqrt", [total], thin, v.dtype)
-    share = lifter.emit("div", [g, length], thin, v.dtype)
-    return lifter.emit("mul", [v, share], v.shape, v.dtype)
+    squares = lifter.emit_like("square", v)
+    total = lifter.emit("sum", [squares], thin(v.shape, dims), v.dtype, dims=dims, keepdim=True)
+    length = lifter.emit_like("sqrt", total)
+    share = lifter.emit("div", [call["g"], length], length.shape, v.dtype)
+    return lifter.emit_like("mul", v, share)
 
 
-def _embedding(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
-    ids, weight = a["indices"], a["weight"]
-    if a["sparse"] or a["scale_grad_by_freq"]:
+def _embedding(call: Call) -> Value:
+    ids, weight, padding = call["indices"], call["weight"], call["padding_idx"]
+    if call["sparse"] or call["scale_grad_by_freq"]:
         raise Unliftable
-    padding = a["padding_idx"] if a["padding_idx"] is not None and a["padding_idx"] >= 0 else None
+    padding = padding if padding is not None and padding >= 0 else None
     shape = (*ids.shape, weight.shape[1])
-    return lifter.emit("embedding", [ids, weight], shape, weight.dtype, padding_idx=padding)
+    return call.lifter.emit("embedding", [ids, weight], shape, weight.dtype, padding_idx=padding)
 
 
-def _embedding_bag(lifter: Lifter, node: fx.Node, a: Arguments) -> list[Value | None]:
+def _embedding_bag(call: Call) -> list[Value | None]:
     """Bags of one size are rows of a lookup that are put together; others are added up by the bag
     that each row is in."""
-    ids, weight, offsets = a["indices"], a["weight"], a["offsets"]
-    first = ir.like(node.meta["val"][0])
+    ids, weight, offsets, lifter = call["indices"], call["weight"], call["offsets"], call.lifter
+    first = call.several[0]
     steps = next((n for n in lifter.nodes if offsets in n.outputs and n.kind == "arange"), None)
     bags = first.shape[0]
     size = ids.shape[0] // max(bags, 1)
-    plain = a["per_sample_weights"] is None and not a["sparse"] and not a["scale_grad_by_freq"]
-    if not plain or a["include_last_offset"] or a.get("padding_idx") not in (None, -1):
+    plain = call["per_sample_weights"] is None and not call["sparse"]
+    if not plain or call["scale_grad_by_freq"] or call["include_last_offset"]:
+        raise Unliftable
+    if call.get("padding_idx") not in (None, -1):
         raise Unliftable
     if steps is None or (steps.attrs["start"], steps.attrs["step"]) != (0, size):
-        return [_uneven_bags(lifter, ids, weight, offsets, first, a["mode"]), None, None, None]
+        return [_uneven_bags(call, ids, first), None, None, None]
     shape = (bags, size, *weight.shape[1:])
     ids = lifter.emit("reshape", [ids], shape[:2], ids.dtype, shape=shape[:2])
     rows = lifter.emit("embedding", [ids, weight], shape, weight.dtype, padding_idx=None)
-    kind = ("sum", "mean", "amax")[a["mode"]]
+    kind = ("sum", "mean", "amax")[call["mode"]]
     bag = lifter.emit(kind, [rows], first.shape, first.dtype, dims=(1,), keepdim=False)
     return [bag, None, None, None]
 
 
-def _uneven_bags(
-    lifter: Lifter, ids: Value, weight: Value, offsets: Value, like: Value, mode: int
-) -> Value:
+def _uneven_bags(call: Call, ids: Value, like: Value) -> Value:
     """ids [n], offsets [b], where each bag begins -> [b, d]; the mean of an empty bag is zero."""
+    weight, offsets, mode, lifter = call["weight"], call["offsets"], call["mode"], call.lifter
     if mode == 2:
         raise Unliftable
     count, (bags, width), dtype = ids.shape[0], like.shape, like.dtype
-    steps = lifter.emit(
-        "arange", [], (count,), offsets.dtype, start=0, stop=count, step=1, dtype=offsets.dtype
-    )
-    call = {"target": "aten.searchsorted.Tensor", "args": ["%0", "%1"], "kwargs": {"right": True}}
-    place = lifter.emit("aten::searchsorted", [offsets, steps], (count,), "int64", torch=call)
-    place = lifter.emit("sub", [place], (count,), "int64", other=1)
-    column = lifter.emit("reshape", [place], (count, 1), "int64", shape=(count, 1))
+    steps = lifter.arange(count, offsets.dtype)
+    search = torch_call("aten.searchsorted.Tensor", "%0", "%1", right=True)
+    place = lifter.emit("aten::searchsorted", [offsets, steps], (count,), "int64", torch=search)
+    column = lifter.reshape(lifter.emit_like("sub", place, other=1), (count, 1))
 
     def added_up(rows: Value, wide: int) -> Value:
         index = lifter.emit("expand", [column], (count, wide), "int64", shape=(count, wide))
@@ -351,19 +297,18 @@ def _uneven_bags(
     total = added_up(rows, width)
     if mode == 0:
         return total
-    one = lifter.emit("full", [], (count, 1), dtype, shape=(count, 1), value=1.0, dtype=dtype)
-    sizes = lifter.emit("clamp", [added_up(one, 1)], (bags, 1), dtype, min=1.0, max=None)
-    return lifter.emit("div", [total, sizes], (bags, width), dtype)
+    one = lifter.full((count, 1), 1.0, dtype)
+    sizes = lifter.emit_like("clamp", added_up(one, 1), min=1.0, max=None)
+    return lifter.emit_like("div", total, sizes)
 
 
 def _softmax(kind: str) -> Lift:
-    def lift(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
-        x = a["self"]
-        meta = ir.like(node.meta["val"])
-        attrs: dict[str, Any] = {"dim": a["dim"] % len(x.shape)}
-        if meta.dtype != x.dtype or a.get("dtype") is torch.float32:
-            attrs["dtype"] = meta.dtype
-        return lifter.emit(kind, [x], x.shape, meta.dtype, **attrs)
+    def lift(call: Call) -> Value:
+        x, dtype = call.x, call.made.dtype
+        attrs: dict[str, Any] = {"dim": call["dim"] % len(x.shape)}
+        if dtype != x.dtype or call.get("dtype") is torch.float32:
+            attrs["dtype"] = dtype
+        return call.lifter.emit(kind, [x], x.shape, dtype, **attrs)
 
     return lift
 

@@ -14,11 +14,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from autopar.frontends.pytorch import ir
-from autopar.frontends.pytorch.aten_elementwise import Arguments, Lift, Unliftable
+from autopar.frontends.pytorch.aten_call import Call, Lift, Unliftable, torch_call
 from autopar.frontends.pytorch.aten_fourier import FOURIER
 from autopar.frontends.pytorch.aten_lookups import LOOKUPS
-from autopar.frontends.pytorch.aten_shapes import SHAPES, reshape_to
+from autopar.frontends.pytorch.aten_shapes import SHAPES
 from autopar.frontends.pytorch.complex_forms import parts_of_complex
 from autopar.frontends.pytorch.decomposed import lift_parts
 from autopar.frontends.pytorch.errors import UnsupportedOpError
@@ -32,14 +31,14 @@ def meets_complex(node: fx.Node) -> bool:
     return any(t.is_complex() for one in (node, *node.all_input_nodes) for t in _tensors(one))
 
 
-def lift_complex(lifter: Lifter, node: fx.Node, arguments: Arguments) -> Any:
+def lift_complex(call: Call) -> Any:
     """What the call becomes; raises `UnsupportedOpError` where it is not in the table."""
-    name = op_name(node.target)
+    name, lifter = op_name(call.node.target), call.lifter
     start = len(lifter.nodes)
     with suppress(KeyError, Unliftable):
-        return COMPLEX[name](lifter, node, arguments)
+        return COMPLEX[name](call)
     del lifter.nodes[start:]
-    known = parts_of_complex(node)
+    known = parts_of_complex(call.node)
     if known is None:
         raise UnsupportedOpError(
             f"{lifter.source}: {name} on complex numbers is not supported: write it with real "
@@ -51,7 +50,7 @@ def lift_complex(lifter: Lifter, node: fx.Node, arguments: Arguments) -> Any:
 
 def real_view(lifter: Lifter, held: Value) -> Value:
     """The pairs of a complex buffer."""
-    call = {"target": "aten.view_as_real.default", "args": ["%0"], "kwargs": {}}
+    call = torch_call("aten.view_as_real.default", "%0")
     dtype = {"complex64": "float32", "complex128": "float64"}[held.dtype]
     return lifter.emit("aten::view_as_real", [held], (*held.shape, 2), dtype, torch=call)
 
@@ -75,55 +74,48 @@ def _pair(lifter: Lifter, real: Value, imaginary: Value) -> Value:
     return lifter.emit("stack", [real, imaginary], (*shape, 2), real.dtype, dim=len(shape))
 
 
-def _same(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
+def _same(call: Call) -> Value:
     """The layout is the same, and so is the dtype; a real tensor gets an imaginary part of zeros,
     or a complex one loses its."""
-    x: Value = next(iter(a.values()))
-    made = ir.like(node.meta["val"])
+    x, made, lifter = call.x, call.made, call.lifter
     if made.dtype != x.dtype:
         raise Unliftable
     if made.shape == x.shape:
         return x
     if made.shape != (*x.shape, 2):
         return _parts(lifter, x)[0]
-    zero = lifter.emit("full", [], x.shape, x.dtype, shape=x.shape, value=0.0, dtype=x.dtype)
-    return _pair(lifter, x, zero)
+    return _pair(lifter, x, lifter.full(x.shape, 0.0, x.dtype))
 
 
-def _polar(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
-    size, angle = a["abs"], a["angle"]
-    turned = (lifter.emit(kind, [angle], angle.shape, angle.dtype) for kind in ("cos", "sin"))
-    return _pair(lifter, *(lifter.emit("mul", [size, t], size.shape, size.dtype) for t in turned))
+def _polar(call: Call) -> Value:
+    like = call.lifter.emit_like
+    turned = (like(kind, call["angle"]) for kind in ("cos", "sin"))
+    return _pair(call.lifter, *(like("mul", call["abs"], t) for t in turned))
 
 
-def _conjugate(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
-    real, imaginary = _parts(lifter, a["self"])
-    return _pair(lifter, real, lifter.emit("neg", [imaginary], imaginary.shape, imaginary.dtype))
+def _conjugate(call: Call) -> Value:
+    real, imaginary = _parts(call.lifter, call["self"])
+    return _pair(call.lifter, real, call.lifter.emit_like("neg", imaginary))
 
 
 def _part(index: int) -> Lift:
-    return lambda lifter, node, a: _parts(lifter, a["self"])[index]
+    return lambda call: _parts(call.lifter, call["self"])[index]
 
 
 def _as_pairs(name: str) -> Lift:
     """An op that works on dims: the same on pairs, its dims counted from the front."""
 
-    def lift(lifter: Lifter, node: fx.Node, a: Arguments) -> Any:
-        rank = len(a["self"].shape) - 1
-        if isinstance(a.get("dim"), int):
-            a = {**a, "dim": a["dim"] % rank}
-        return SHAPES[name](lifter, node, a)
+    def lift(call: Call) -> Any:
+        rank = len(call["self"].shape) - 1
+        if isinstance(call.get("dim"), int):
+            call = call.but(dim=call["dim"] % rank)
+        return SHAPES[name](call)
 
     return lift
 
 
-def _reshape(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
-    return reshape_to(lifter, next(iter(a.values())), ir.like(node.meta["val"]).shape)
-
-
-def _expand(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
-    x, shape = a["self"], ir.like(node.meta["val"]).shape
-    return x if x.shape == shape else lifter.emit("expand", [x], shape, x.dtype, shape=shape)
+def _reshape(call: Call) -> Value:
+    return call.lifter.reshape(call.x, call.made.shape)
 
 
 COMPLEX: dict[str, Lift] = {
@@ -134,7 +126,7 @@ COMPLEX: dict[str, Lift] = {
             "detach resolve_conj"
         ).split()
     },
-    "complex": lambda lifter, node, a: _pair(lifter, a["real"], a["imag"]),
+    "complex": lambda call: _pair(call.lifter, call["real"], call["imag"]),
     "polar": _polar,
     "conj": _conjugate,
     "_conj": _conjugate,
@@ -147,7 +139,7 @@ COMPLEX: dict[str, Lift] = {
             "view reshape _unsafe_view flatten unflatten squeeze unsqueeze _reshape_alias"
         ).split()
     },
-    **{name: _expand for name in ("expand", "expand_as", "broadcast_to")},
+    **{name: Call.spread for name in ("expand", "expand_as", "broadcast_to")},
     "index": LOOKUPS["index"],
     **FOURIER,
 }

@@ -2,154 +2,116 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from torch import fx
-
 from autopar.frontends.pytorch import ir
+from autopar.frontends.pytorch.aten_call import Call, Lift, Unliftable
 from autopar.frontends.pytorch.ir import Value
-from autopar.frontends.pytorch.lifter import Lifter
-
-Arguments = dict[str, Any]
-Lift = Callable[[Lifter, fx.Node, Arguments], Any]
-
-
-class Unliftable(Exception):
-    """This call of the op has no kind."""
-
-
-def _result(lifter: Lifter, node: fx.Node, kind: str, inputs: list[Value], **attrs: Any) -> Value:
-    """An op whose result is as the trace saw it."""
-    meta = ir.like(node.meta["val"])
-    return lifter.emit(kind, inputs, meta.shape, meta.dtype, **attrs)
-
 
 # -- two operands ---------------------------------------------------------------------------------
 
 
 def _binary(kind: str) -> Lift:
-    def lift(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
-        left, right = a["self"], a.get("other", a.get("exponent"))
-        alpha = a.get("alpha", 1)
-        if alpha != 1:
-            if isinstance(right, Value):
-                right = lifter.emit("mul", [right], right.shape, right.dtype, other=alpha)
-            else:
-                right = right * alpha
-        return _two(lifter, node, kind, left, right)
+    def lift(call: Call) -> Value:
+        right, alpha = call.get("other", call.get("exponent")), call.get("alpha", 1)
+        if isinstance(right, Value) and alpha != 1:
+            right = call.lifter.emit_like("mul", right, other=alpha)
+        elif alpha != 1:
+            right = right * alpha
+        return _two(call, kind, call["self"], right)
 
     return lift
 
 
-def _two(lifter: Lifter, node: fx.Node, kind: str, left: Any, right: Any) -> Value:
+def _two(call: Call, kind: str, left: Any, right: Any) -> Value:
     if isinstance(left, Value) and isinstance(right, Value):
-        return _result(lifter, node, kind, [left, right])
+        return call.result(kind, left, right)
     if isinstance(left, Value):
-        return _result(lifter, node, kind, [left], other=right)
-    return _result(lifter, node, kind, [right], other=left, scalar_first=True)
+        return call.result(kind, left, other=right)
+    return call.result(kind, right, other=left, scalar_first=True)
 
 
-def _rsub(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
-    if a.get("alpha", 1) != 1:
+def _rsub(call: Call) -> Value:
+    if call.get("alpha", 1) != 1:
         raise Unliftable
-    return _two(lifter, node, "sub", a["other"], a["self"])
+    return _two(call, "sub", call["other"], call["self"])
 
 
-def _div(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
+def _div(call: Call) -> Value:
     kinds = {None: "div", "floor": "floor_divide"}
-    if a.get("rounding_mode") not in kinds:
+    if call.get("rounding_mode") not in kinds:
         raise Unliftable
-    return _two(lifter, node, kinds[a.get("rounding_mode")], a["self"], a["other"])
+    return _two(call, kinds[call.get("rounding_mode")], call["self"], call["other"])
 
 
 # -- one operand ----------------------------------------------------------------------------------
 
 
-def _unary(kind: str, **names: str) -> Lift:
-    def lift(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
-        x = next(iter(a.values()))
-        return _result(lifter, node, kind, [x], **{k: a[v] for k, v in names.items()})
+def _unary(kind: str, *names: str, **only: Any) -> Lift:
+    """``names``: arguments that are attributes; ``only``: what others must be."""
+
+    def lift(call: Call) -> Value:
+        if any(call[name] != value for name, value in only.items()):
+            raise Unliftable
+        return call.result(kind, call.x, **{name: call[name] for name in names})
 
     return lift
 
 
-def _softplus(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
-    if a["beta"] != 1 or a["threshold"] != 20:
-        raise Unliftable
-    return _result(lifter, node, "softplus", [a["self"]])
-
-
-def _elu(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
-    if a["scale"] != 1 or a["input_scale"] != 1:
-        raise Unliftable
-    return _result(lifter, node, "elu", [a["self"]], alpha=a["alpha"])
-
-
-def _clamp(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
-    low, high = a.get("min"), a.get("max")
-    if isinstance(low, Value) or isinstance(high, Value):
-        x = a["self"]
-        for kind, bound in (("maximum", low), ("minimum", high)):
-            if isinstance(bound, Value):
-                x = _result(lifter, node, kind, [x, bound])
-            elif bound is not None:
-                raise Unliftable
-        return x  # type: ignore[no-any-return]
-    return _result(lifter, node, "clamp", [a["self"]], min=low, max=high)
-
-
-def _relu6(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
-    return _result(lifter, node, "hardtanh", [a["self"]], min_val=0.0, max_val=6.0)
-
-
-def _same(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
-    value: Value = next(iter(a.values()))
-    return value
-
-
-def _detach(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
-    x: Value = a["self"]
-    return _result(lifter, node, "detach", [x]) if x.is_float else x
-
-
-def _cast(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
-    """`to` in all its forms: a cast, or nothing where the dtype stays."""
-    x: Value = a["self"]
-    meta = ir.like(node.meta["val"])
-    asked = a.get("dtype") is not None and x.dtype == "float32"
-    if meta.dtype == x.dtype and not asked:
-        return x  # casts to float32 are kept for a while, see `rewrite`
-    return lifter.emit("cast", [x], x.shape, meta.dtype, dtype=meta.dtype)
-
-
-def _copy(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
-    """`x.copy_(src)`: the source, cast and spread to x's dtype and shape."""
-    x, src = a["self"], a["src"]
-    if src.dtype != x.dtype:
-        src = lifter.emit("cast", [src], src.shape, x.dtype, dtype=x.dtype)
-    if src.shape != x.shape:
-        src = lifter.emit("expand", [src], x.shape, x.dtype, shape=x.shape)
-    return src  # type: ignore[no-any-return]
-
-
-def _where(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
-    operands, attrs = [a["condition"]], {}
-    for name, argument in (("a", "self"), ("b", "other")):
-        if isinstance(a.get(argument), Value):
-            operands.append(a[argument])
-        elif a.get(argument) is None:
+def _clamp(call: Call) -> Value:
+    low, high = call.get("min"), call.get("max")
+    if not isinstance(low, Value) and not isinstance(high, Value):
+        return call.result("clamp", call.x, min=low, max=high)
+    x = call.x
+    for kind, bound in (("maximum", low), ("minimum", high)):
+        if isinstance(bound, Value):
+            x = call.result(kind, x, bound)
+        elif bound is not None:
             raise Unliftable
+    return x
+
+
+def _detach(call: Call) -> Value:
+    return call.result("detach", call.x) if call.x.is_float else call.x
+
+
+def _cast(call: Call) -> Value:
+    """`to` in all its forms: a cast, or nothing where the dtype stays."""
+    x, dtype = call.x, call.made.dtype
+    if call.get("dtype") is not None and x.dtype == "float32":
+        # casts to float32 are kept for a while, see `rewrite`
+        return call.lifter.emit("cast", [x], x.shape, dtype, dtype=dtype)
+    return call.lifter.as_dtype(x, dtype)
+
+
+def _copy(call: Call) -> Value:
+    """`x.copy_(src)`: the source, cast and spread to x's dtype and shape."""
+    source = call.lifter.as_dtype(call["src"], call.x.dtype)
+    return call.lifter.expand(source, call.x.shape)
+
+
+def _where(call: Call) -> Value:
+    operands, attrs = [call["condition"]], {}
+    for name, argument in (("a", "self"), ("b", "other")):
+        value = call.get(argument)
+        if value is None:
+            raise Unliftable
+        if isinstance(value, Value):
+            operands.append(value)
         else:
-            attrs[name] = a[argument]
-    return _result(lifter, node, "where", operands, **attrs)
+            attrs[name] = value
+    return call.result("where", *operands, **attrs)
 
 
-def _masked_fill(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
-    x, mask, value = a["self"], a["mask"], a["value"]
+def _masked_fill(call: Call) -> Value:
+    x, mask, value = call["self"], call["mask"], call["value"]
     if isinstance(value, Value):
-        return _result(lifter, node, "where", [mask, value, x])
-    return _result(lifter, node, "masked_fill", [x, mask], value=value)
+        return call.result("where", mask, value, x)
+    return call.result("masked_fill", x, mask, value=value)
+
+
+def _log1p(call: Call) -> Value:
+    return call.result("log", call.result("add", call.x, other=1.0))
 
 
 # -- reductions -----------------------------------------------------------------------------------
@@ -163,20 +125,25 @@ def _dims(x: Value, dim: Any) -> tuple[int, ...]:
     return tuple(sorted(d % max(len(x.shape), 1) for d in dims))
 
 
+def thin(shape: ir.Shape, dims: ir.Shape) -> ir.Shape:
+    """``shape`` with ``dims`` reduced and kept."""
+    return tuple(1 if d in dims else n for d, n in enumerate(shape))
+
+
+def _as_asked(call: Call) -> Value:
+    """The operand, in the dtype that the call computes in."""
+    return call.x if call.get("dtype") is None else call.lifter.as_dtype(call.x, call.made.dtype)
+
+
 def _reduction(kind: str) -> Lift:
-    def lift(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
-        x: Value = a["self"]
-        meta = ir.like(node.meta["val"])
-        if x.shape == () and meta.dtype == x.dtype:
-            return x
-        if x.shape == ():
+    def lift(call: Call) -> Value:
+        if call.x.shape == () and call.made.dtype == call.x.dtype:
+            return call.x
+        if call.x.shape == ():
             raise Unliftable
-        if a.get("dtype") is not None and meta.dtype != x.dtype:
-            x = lifter.emit("cast", [x], x.shape, meta.dtype, dtype=meta.dtype)
-        over = {"dims": _dims(x, a.get("dim")), "keepdim": bool(a.get("keepdim", False))}
-        if kind == "sum":
-            return _summed(lifter, node, kind, x, **over)
-        return _result(lifter, node, kind, [x], **over)
+        x = _as_asked(call)
+        over = {"dims": _dims(x, call.get("dim")), "keepdim": bool(call.get("keepdim", False))}
+        return _summed(call, kind, x, **over) if kind == "sum" else call.result(kind, x, **over)
 
     return lift
 
@@ -184,90 +151,69 @@ def _reduction(kind: str) -> Lift:
 def _extremum(kind: str) -> Lift:
     """`max` and `min`: over all, over one dim (with places), or of two tensors."""
 
-    def lift(lifter: Lifter, node: fx.Node, a: Arguments) -> Any:
-        x: Value = a["self"]
-        if isinstance(a.get("other"), Value):
-            pair = "maximum" if kind == "amax" else "minimum"
-            return _result(lifter, node, pair, [x, a["other"]])
-        if "dim" not in a:
-            return _result(lifter, node, kind, [x], dims=_dims(x, None), keepdim=False)
-        values, places = (ir.like(t) for t in node.meta["val"])
-        dim, keep = a["dim"] % len(x.shape), a["keepdim"]
+    def lift(call: Call) -> Any:
+        x, emit = call.x, call.lifter.emit
+        if isinstance(call.get("other"), Value):
+            return call.result("maximum" if kind == "amax" else "minimum", x, call["other"])
+        if "dim" not in call.arguments:
+            return call.result(kind, x, dims=_dims(x, None), keepdim=False)
+        values, places = call.several
+        dim, keep = call.dim, call["keepdim"]
         if kind == "amin":
-            x = lifter.emit("neg", [x], x.shape, x.dtype)
-        top = lifter.emit("amax", [x], values.shape, values.dtype, dims=(dim,), keepdim=keep)
-        place = lifter.emit("argmax", [x], places.shape, places.dtype, dim=dim, keepdim=keep)
+            x = call.lifter.emit_like("neg", x)
+        top = emit("amax", [x], values.shape, values.dtype, dims=(dim,), keepdim=keep)
+        place = emit("argmax", [x], places.shape, places.dtype, dim=dim, keepdim=keep)
         if kind == "amin":
-            top = lifter.emit("neg", [top], values.shape, values.dtype)
+            top = call.lifter.emit_like("neg", top)
         return [top, place]
 
     return lift
 
 
-def _argmax(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
-    if a["dim"] is None:
+def _argmax(call: Call) -> Value:
+    if call["dim"] is None:
         raise Unliftable
-    x = a["self"]
-    return _result(lifter, node, "argmax", [x], dim=a["dim"] % len(x.shape), keepdim=a["keepdim"])
+    return call.result("argmax", call.x, dim=call.dim, keepdim=call["keepdim"])
 
 
-def _argmin(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
-    x = a["self"]
-    return _argmax(lifter, node, {**a, "self": lifter.emit("neg", [x], x.shape, x.dtype)})
+def _argmin(call: Call) -> Value:
+    return _argmax(call.but(self=call.lifter.emit_like("neg", call.x)))
 
 
 def _variance(root: bool) -> Lift:
-    def lift(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
-        x = a["self"]
-        correction = a.get("correction", 1 if a.get("unbiased", True) else 0)
-        correction = 1 if correction is None else correction
-        out = _result(
-            lifter, node, "var", [x],
-            dims=_dims(x, a.get("dim")), keepdim=bool(a.get("keepdim")), correction=correction,
+    def lift(call: Call) -> Value:
+        correction = call.get("correction", 1 if call.get("unbiased", True) else 0)
+        out = call.result(
+            "var", call.x, dims=_dims(call.x, call.get("dim")), keepdim=bool(call.get("keepdim")),
+            correction=1 if correction is None else correction,
         )  # fmt: skip
-        return _result(lifter, node, "sqrt", [out]) if root else out
+        return call.result("sqrt", out) if root else out
 
     return lift
 
 
-def _cumsum(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
-    x, dtype = a["self"], ir.like(node.meta["val"]).dtype
-    if a.get("dtype") is not None and dtype != x.dtype:
-        x = lifter.emit("cast", [x], x.shape, dtype, dtype=dtype)
-    return _summed(lifter, node, "cumsum", x, dim=a["dim"] % max(len(x.shape), 1))
+def _cumsum(call: Call) -> Value:
+    return _summed(call, "cumsum", _as_asked(call), dim=call.dim)
 
 
-def _summed(lifter: Lifter, node: fx.Node, kind: str, x: Value, **attrs: Any) -> Value:
+def _summed(call: Call, kind: str, x: Value, **attrs: Any) -> Value:
     """A sum, which torch makes of integers in int64, in the dtype that the trace saw."""
-    meta = ir.like(node.meta["val"])
     own = x.dtype if x.is_float or "complex" in x.dtype else "int64"
-    total = lifter.emit(kind, [x], meta.shape, own, **attrs)
-    if meta.dtype == own:
-        return total
-    return lifter.emit("cast", [total], meta.shape, meta.dtype, dtype=meta.dtype)
+    total = call.lifter.emit(kind, [x], call.made.shape, own, **attrs)
+    return call.lifter.as_dtype(total, call.made.dtype)
 
 
-def _logsumexp(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
+def _logsumexp(call: Call) -> Value:
     """``m + log(sum(exp(x - m)))`` with the maximum as a constant."""
-    x = a["self"]
-    dims = _dims(x, a["dim"])
-    kept = tuple(1 if d in dims else n for d, n in enumerate(x.shape))
+    x, lifter = call.x, call.lifter
+    dims = _dims(x, call["dim"])
+    kept = thin(x.shape, dims)
     top = lifter.emit("amax", [x], kept, x.dtype, dims=dims, keepdim=True)
-    top = lifter.emit("detach", [top], kept, x.dtype)
-    less = lifter.emit("sub", [x, top], x.shape, x.dtype)
-    powers = lifter.emit("exp", [less], x.shape, x.dtype)
+    top = lifter.emit_like("detach", top)
+    powers = lifter.emit_like("exp", lifter.emit_like("sub", x, top))
     total = lifter.emit("sum", [powers], kept, x.dtype, dims=dims, keepdim=True)
-    log = lifter.emit("log", [total], kept, x.dtype)
-    out = lifter.emit("add", [log, top], kept, x.dtype)
-    meta = ir.like(node.meta["val"])
-    if meta.shape != kept:
-        out = lifter.emit("reshape", [out], meta.shape, x.dtype, shape=meta.shape)
-    return out
-
-
-def _log1p(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
-    more = _result(lifter, node, "add", [a["self"]], other=1.0)
-    return _result(lifter, node, "log", [more])
+    out = lifter.emit_like("add", lifter.emit_like("log", total), top)
+    return lifter.reshape(out, call.made.shape)
 
 
 ELEMENTWISE: dict[str, Lift] = {
@@ -291,18 +237,18 @@ ELEMENTWISE: dict[str, Lift] = {
         ).split()
     },
     **{name: _unary("not") for name in ("logical_not", "bitwise_not")},
-    "gelu": _unary("gelu", approximate="approximate"),
-    "leaky_relu": _unary("leaky_relu", negative_slope="negative_slope"),
-    "hardtanh": _unary("hardtanh", min_val="min_val", max_val="max_val"),
-    "relu6": _relu6,
-    "elu": _elu,
-    "softplus": _softplus,
+    "gelu": _unary("gelu", "approximate"),
+    "leaky_relu": _unary("leaky_relu", "negative_slope"),
+    "hardtanh": _unary("hardtanh", "min_val", "max_val"),
+    "relu6": lambda call: call.result("hardtanh", call.x, min_val=0.0, max_val=6.0),
+    "elu": _unary("elu", "alpha", scale=1, input_scale=1),
+    "softplus": _unary("softplus", beta=1, threshold=20),
     "log1p": _log1p,
     "clamp": _clamp,
     "clamp_min": _clamp,
     "clamp_max": _clamp,
     **{
-        name: _same
+        name: lambda call: call.x
         for name in (
             "alias contiguous clone lift_fresh lift_fresh_copy lift resolve_conj resolve_neg "
             "positive"

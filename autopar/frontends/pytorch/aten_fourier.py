@@ -9,9 +9,7 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from autopar.frontends.pytorch import ir
-from autopar.frontends.pytorch.aten_elementwise import Arguments, Lift
-from autopar.frontends.pytorch.aten_shapes import slice_of
+from autopar.frontends.pytorch.aten_call import Call, Lift
 from autopar.frontends.pytorch.ir import Value
 from autopar.frontends.pytorch.lifter import Lifter
 
@@ -21,10 +19,10 @@ _FUNCTIONS = ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft")
 def _resized(lifter: Lifter, x: Value, sizes: dict[int, int]) -> Value:
     """``x`` cut off, or filled up with zeros, at the end of each dim."""
     for dim, size in sizes.items():
-        if size in (x.shape[dim], -1):
+        if size == -1:
             continue
-        if size < x.shape[dim]:
-            x = slice_of(lifter, x, dim, 0, size)
+        x = lifter.slice(x, dim, 0, min(size, x.shape[dim]))
+        if size == x.shape[dim]:
             continue
         shape = (*x.shape[:dim], size, *x.shape[dim + 1 :])
         more = [(0, size - n if d == dim else 0) for d, n in enumerate(x.shape)]
@@ -33,23 +31,20 @@ def _resized(lifter: Lifter, x: Value, sizes: dict[int, int]) -> Value:
 
 
 def _transform(function: str) -> Lift:
-    def lift(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
-        x: Value = a["self"]
-        given = node.args[0]
+    def lift(call: Call) -> Value:
+        x, given = call.x, call.node.args[0]
         assert isinstance(given, fx.Node)
         held: torch.Tensor = given.meta["val"]
-        dims, sizes = a["dim"], a.get("s", a.get("n"))
+        dims, sizes = call["dim"], call.get("s", call.get("n"))
         sizes = (sizes,) if isinstance(sizes, int) else sizes
         if dims is None:  # the last ones that sizes are given for, or all
             dims = range(held.dim() - len(sizes) if sizes is not None else 0, held.dim())
         dims = tuple(d % held.dim() for d in ((dims,) if isinstance(dims, int) else dims))
         if sizes is not None and function[:5] not in ("irfft", "hfft", "hfft2", "hfftn"):
-            x, sizes = _resized(lifter, x, dict(zip(dims, sizes, strict=True))), None
-        made = ir.like(node.meta["val"])
-        return lifter.emit(
-            "torch::fft", [x], made.shape, made.dtype,
-            transform=function, dims=dims,
-            sizes=None if sizes is None else tuple(sizes), norm=a["norm"],
+            x, sizes = _resized(call.lifter, x, dict(zip(dims, sizes, strict=True))), None
+        return call.result(
+            "torch::fft", x, transform=function, dims=dims,
+            sizes=None if sizes is None else tuple(sizes), norm=call["norm"],
             pairs=held.is_complex(),
         )  # fmt: skip
 

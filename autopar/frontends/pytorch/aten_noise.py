@@ -9,10 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import fx
-
-from autopar.frontends.pytorch import ir
-from autopar.frontends.pytorch.aten_elementwise import Arguments, Lift, Unliftable
+from autopar.frontends.pytorch.aten_call import Call, Lift, Unliftable
 from autopar.frontends.pytorch.ir import Value
 from autopar.frontends.pytorch.lifter import Lifter
 
@@ -33,64 +30,59 @@ def _numbers(*numbers: Any) -> tuple[float, ...]:
 
 def _plain(distribution: str, *given: float) -> Lift:
     """``rand``, ``randn`` and their likes: one distribution."""
-
-    def lift(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
-        return _drawn(lifter, ir.like(node.meta["val"]), distribution, *given)
-
-    return lift
+    return lambda call: _drawn(call.lifter, call.made, distribution, *given)
 
 
 def _filled(distribution: str, *names: str) -> Lift:
     """``x.uniform_(from, to)`` and the like: arguments by name."""
 
-    def lift(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
-        given = _numbers(*(a[name] for name in names))
-        return _drawn(lifter, ir.like(node.meta["val"]), distribution, *given)
+    def lift(call: Call) -> Value:
+        given = _numbers(*(call[name] for name in names))
+        return _drawn(call.lifter, call.made, distribution, *given)
 
     return lift
 
 
-def _integers(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
-    low, high = a.get("low", 0), a["high"]
+def _integers(call: Call) -> Value:
+    low, high = call.get("low", 0), call["high"]
     if isinstance(low, Value) or isinstance(high, Value):
         raise Unliftable
-    return _drawn(lifter, ir.like(node.meta["val"]), "integers", int(low), int(high))
+    return _drawn(call.lifter, call.made, "integers", int(low), int(high))
 
 
-def _bernoulli(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
+def _bernoulli(call: Call) -> Value:
     """With a number ``p``, or with a share for every element: where uniform noise is below it."""
-    share: Any = a.get("p", a["self"])
-    meta = ir.like(node.meta["val"])
+    share: Any = call.get("p", call["self"])
+    made = call.made
     if not isinstance(share, Value):
-        return _drawn(lifter, meta, "bernoulli", float(share))
-    noise = _drawn(lifter, Value(meta.shape, share.dtype), "uniform", 0.0, 1.0)
-    hit = lifter.emit("lt", [noise, share], meta.shape, "bool")
-    return lifter.emit("cast", [hit], meta.shape, meta.dtype, dtype=meta.dtype)
+        return _drawn(call.lifter, made, "bernoulli", float(share))
+    noise = _drawn(call.lifter, Value(made.shape, share.dtype), "uniform", 0.0, 1.0)
+    hit = call.lifter.emit("lt", [noise, share], made.shape, "bool")
+    return call.result("cast", hit, dtype=made.dtype)
 
 
-def _normal(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
+def _normal(call: Call) -> Value:
     """In place or of a size with two numbers; else mean or deviation are tensors."""
-    meta, mean, deviation = ir.like(node.meta["val"]), a["mean"], a["std"]
+    mean, deviation = call["mean"], call["std"]
     if not isinstance(mean, Value) and not isinstance(deviation, Value):
-        return _drawn(lifter, meta, "normal", *_numbers(mean, deviation))
-    x = _drawn(lifter, meta, "normal", 0.0, 1.0)
+        return _drawn(call.lifter, call.made, "normal", *_numbers(mean, deviation))
+    x = _drawn(call.lifter, call.made, "normal", 0.0, 1.0)
     for kind, value in (("mul", deviation), ("add", mean)):
         if isinstance(value, Value):
-            x = lifter.emit(kind, [x, value], meta.shape, meta.dtype)
+            x = call.result(kind, x, value)
         else:
-            x = lifter.emit(kind, [x], meta.shape, meta.dtype, other=float(value))
+            x = call.result(kind, x, other=float(value))
     return x
 
 
 def _dropout(features: bool) -> Lift:
     """``features``: whole features of ``x [b, c, *s]`` are dropped, one number for each."""
 
-    def lift(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
-        x: Value = next(iter(a.values()))  # "input", and "self" in place
-        if not a["train"] or a["p"] == 0:
-            return x
-        whole = {"features": True} if features and len(x.shape) > 2 else {}
-        return lifter.emit("dropout", [x], x.shape, x.dtype, p=float(a["p"]), **whole)
+    def lift(call: Call) -> Value:
+        if not call["train"] or call["p"] == 0:
+            return call.x
+        whole = {"features": True} if features and len(call.x.shape) > 2 else {}
+        return call.lifter.emit_like("dropout", call.x, p=float(call["p"]), **whole)
 
     return lift
 

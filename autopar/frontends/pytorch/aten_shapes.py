@@ -6,81 +6,56 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import fx
 
-from autopar.frontends.pytorch import ir
-from autopar.frontends.pytorch.aten_elementwise import Arguments, Lift, Unliftable
+from autopar.frontends.pytorch.aten_call import Call, Lift, Unliftable
 from autopar.frontends.pytorch.aten_repeats import repeat_interleave
 from autopar.frontends.pytorch.aten_strided import as_strided
 from autopar.frontends.pytorch.ir import Value
-from autopar.frontends.pytorch.lifter import Lifter
 from autopar.torch_private.modes import without_modes
 
 
-def reshape_to(lifter: Lifter, x: Value, shape: tuple[int, ...]) -> Value:
-    return x if x.shape == shape else lifter.emit("reshape", [x], shape, x.dtype, shape=shape)
-
-
-def _reshape(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
-    x: Value = next(iter(a.values()))
-    meta = ir.like(node.meta["val"])
-    if meta.dtype != x.dtype:  # view(dtype): the same bytes under another name
+def _reshape(call: Call) -> Value:
+    if call.made.dtype != call.x.dtype:  # view(dtype): the same bytes under another name
         raise Unliftable
-    return reshape_to(lifter, x, meta.shape)
+    return call.lifter.reshape(call.x, call.made.shape)
 
 
-def transpose_to(lifter: Lifter, x: Value, dims: tuple[int, ...]) -> Value:
-    if dims == tuple(range(len(dims))):
-        return x
-    return lifter.emit("transpose", [x], tuple(x.shape[d] for d in dims), x.dtype, dims=dims)
+def _permute(call: Call) -> Value:
+    rank = len(call.x.shape)
+    return call.lifter.transpose(call.x, tuple(d % rank for d in call["dims"]))
 
 
-def _permute(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
-    x: Value = a["self"]
-    rank = len(x.shape)
-    return transpose_to(lifter, x, tuple(d % rank for d in a["dims"]))
-
-
-def _swap(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
-    x: Value = a["self"]
-    rank = len(x.shape)
+def _swap(call: Call) -> Value:
+    rank = len(call.x.shape)
     if rank < 2:
-        return x
-    names = ("dim0", "dim1") if "dim0" in a else ("axis0", "axis1")
-    first, second = (a.get(n, d) % rank for n, d in zip(names, (-2, -1), strict=True))
+        return call.x
+    names = ("dim0", "dim1") if "dim0" in call.arguments else ("axis0", "axis1")
+    first, second = (call.get(n, d) % rank for n, d in zip(names, (-2, -1), strict=True))
     order = list(range(rank))
     order[first], order[second] = order[second], order[first]
-    return transpose_to(lifter, x, tuple(order))
+    return call.lifter.transpose(call.x, tuple(order))
 
 
-def _movedim(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
-    x: Value = a["self"]
-    rank = len(x.shape)
-    source, target = a["source"], a["destination"]
-    source = [d % rank for d in (source if isinstance(source, list) else [source])]
-    target = [d % rank for d in (target if isinstance(target, list) else [target])]
+def _movedim(call: Call) -> Value:
+    rank = len(call.x.shape)
+    source, target = (
+        [d % rank for d in (dims if isinstance(dims, list) else [dims])]
+        for dims in (call["source"], call["destination"])
+    )
     order = [d for d in range(rank) if d not in source]
     for where, what in sorted(zip(target, source, strict=True)):
         order.insert(where, what)
-    return transpose_to(lifter, x, tuple(order))
+    return call.lifter.transpose(call.x, tuple(order))
 
 
-def _expand(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
-    x: Value = a["self"]
-    meta = ir.like(node.meta["val"])
-    if meta.shape == x.shape:
-        return x
-    return lifter.emit("expand", [x], meta.shape, x.dtype, shape=meta.shape)
-
-
-def _repeat(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
+def _repeat(call: Call) -> Value:
     """Copies side by side: each dim [n] becomes [copies, n] and is merged."""
-    x: Value = a["self"]
-    copies = list(a["repeats" if "repeats" in a else "dims"])
-    if len(copies) < len(x.shape):  # tile
-        copies = [1] * (len(x.shape) - len(copies)) + copies
+    x, lifter = call.x, call.lifter
+    copies = list(call["repeats" if "repeats" in call.arguments else "dims"])
+    copies = [1] * (len(x.shape) - len(copies)) + copies  # tile may have fewer
     sizes = [1] * (len(copies) - len(x.shape)) + list(x.shape)
-    apart, spread = [], []
+    apart: list[int] = []
+    spread: list[int] = []
     for count, size in zip(copies, sizes, strict=True):
         if count > 1 and size > 1:
             apart += [1, size]
@@ -88,229 +63,180 @@ def _repeat(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
         else:
             apart.append(size)
             spread.append(count * size)
-    out = reshape_to(lifter, x, tuple(apart))
-    if tuple(spread) != out.shape:
-        out = lifter.emit("expand", [out], tuple(spread), x.dtype, shape=tuple(spread))
-    return reshape_to(lifter, out, ir.like(node.meta["val"]).shape)
+    out = lifter.expand(lifter.reshape(x, tuple(apart)), tuple(spread))
+    return lifter.reshape(out, call.made.shape)
 
 
-def slice_of(lifter: Lifter, x: Value, dim: int, start: int, stop: int, step: int = 1) -> Value:
-    size = len(range(start, stop, step))
-    if size == x.shape[dim]:
-        return x
-    shape = (*x.shape[:dim], size, *x.shape[dim + 1 :])
-    return lifter.emit("slice", [x], shape, x.dtype, dim=dim, start=start, stop=stop, step=step)
+def _slice(call: Call) -> Value:
+    size = call.x.shape[call.dim]
+    start, stop, step = slice(call["start"], call["end"], call["step"]).indices(size)
+    return call.lifter.slice(call.x, call.dim, start, max(start, stop), step)
 
 
-def _slice(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
-    x: Value = a["self"]
-    dim = a["dim"] % len(x.shape)
-    start, stop, step = slice(a["start"], a["end"], a["step"]).indices(x.shape[dim])
-    return slice_of(lifter, x, dim, start, max(start, stop), step)
-
-
-def _narrow(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
-    x: Value = a["self"]
-    if isinstance(a["start"], Value):
+def _narrow(call: Call) -> Value:
+    start = call["start"]
+    if isinstance(start, Value):
         raise Unliftable
-    dim = a["dim"] % len(x.shape)
-    start = a["start"] % x.shape[dim] if a["start"] < 0 else a["start"]
-    return slice_of(lifter, x, dim, start, start + a["length"])
+    if start < 0:
+        start %= call.x.shape[call.dim]
+    return call.lifter.slice(call.x, call.dim, start, start + call["length"])
 
 
-def _select(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
-    x: Value = a["self"]
-    dim = a["dim"] % len(x.shape)
+def _select(call: Call) -> Value:
+    x, dim = call.x, call.dim
     shape = (*x.shape[:dim], *x.shape[dim + 1 :])
-    index = a["index"] % x.shape[dim]
-    return lifter.emit("select", [x], shape, x.dtype, dim=dim, index=index)
+    index = call["index"] % x.shape[dim]
+    return call.lifter.emit("select", [x], shape, x.dtype, dim=dim, index=index)
 
 
-def _split(lifter: Lifter, node: fx.Node, a: Arguments) -> list[Value]:
-    x: Value = a["self"]
-    dim = a["dim"] % len(x.shape)
-    metas = [ir.like(t) for t in node.meta["val"]]
-    if len(metas) == 1:
-        return [x]
-    sizes = tuple(m.shape[dim] for m in metas)
-    return lifter.emit_many("split", [x], metas, dim=dim, sizes=sizes)
+def _split(call: Call) -> list[Value]:
+    made, dim = call.several, call.dim
+    if len(made) == 1:
+        return [call.x]
+    sizes = tuple(m.shape[dim] for m in made)
+    return call.lifter.emit_many("split", [call.x], made, dim=dim, sizes=sizes)
 
 
-def _unbind(lifter: Lifter, node: fx.Node, a: Arguments) -> list[Value]:
-    x: Value = a["self"]
-    dim = a["dim"] % len(x.shape)
-    metas = [ir.like(t) for t in node.meta["val"]]
-    if len(metas) == 1:
-        return [reshape_to(lifter, x, metas[0].shape)]
-    return lifter.emit_many("split", [x], metas, dim=dim, sizes=(1,) * len(metas), squeeze=True)
+def _unbind(call: Call) -> list[Value]:
+    made = call.several
+    if len(made) == 1:
+        return [call.lifter.reshape(call.x, made[0].shape)]
+    ones = (1,) * len(made)
+    return call.lifter.emit_many("split", [call.x], made, dim=call.dim, sizes=ones, squeeze=True)
 
 
-def _cat(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
-    meta = ir.like(node.meta["val"])
-    operands: list[Value] = []
-    for x in a["tensors"]:
-        if x.shape == (0,) and len(meta.shape) > 1:
-            continue  # an old custom: an empty list of tensors starts as tensor([])
-        if x.dtype != meta.dtype:
-            x = lifter.emit("cast", [x], x.shape, meta.dtype, dtype=meta.dtype)
-        operands.append(x)
+def _cat(call: Call) -> Value:
+    made = call.made
+    # An old custom: an empty list of tensors starts as tensor([]).
+    parts = [x for x in call["tensors"] if x.shape != (0,) or len(made.shape) <= 1]
+    operands = [call.lifter.as_dtype(x, made.dtype) for x in parts]
     if len(operands) == 1:
         return operands[0]
-    return lifter.emit("cat", operands, meta.shape, meta.dtype, dim=a["dim"] % len(meta.shape))
+    return call.result("cat", *operands, dim=call["dim"] % len(made.shape))
 
 
-def _stack(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
-    meta = ir.like(node.meta["val"])
-    if any(x.dtype != meta.dtype for x in a["tensors"]):
+def _stack(call: Call) -> Value:
+    made = call.made
+    if any(x.dtype != made.dtype for x in call["tensors"]):
         raise Unliftable
-    dim = a["dim"] % len(meta.shape)
-    return lifter.emit("stack", a["tensors"], meta.shape, meta.dtype, dim=dim)
+    return call.result("stack", *call["tensors"], dim=call["dim"] % len(made.shape))
 
 
-def _pad(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
-    x: Value = a["self"]
-    if a.get("mode", "constant") != "constant":
+def _pad(call: Call) -> Value:
+    x = call.x
+    if call.get("mode", "constant") != "constant":
         raise Unliftable
-    pairs = [(a["pad"][i], a["pad"][i + 1]) for i in range(0, len(a["pad"]), 2)][::-1]
+    pad = call["pad"]
+    pairs = [(pad[i], pad[i + 1]) for i in range(0, len(pad), 2)][::-1]
     pairs = [(0, 0)] * (len(x.shape) - len(pairs)) + pairs
     for dim, (low, high) in enumerate(pairs):  # less than nothing is cut off
         if min(low, high) < 0:
-            x = slice_of(lifter, x, dim, max(0, -low), x.shape[dim] - max(0, -high))
+            x = call.lifter.slice(x, dim, max(0, -low), x.shape[dim] - max(0, -high))
     low_high = [(max(0, low), max(0, high)) for low, high in pairs]
     if not any(map(any, low_high)):
         return x
-    value = 0 if a["value"] is None else a["value"]  # not `or`: -0.0 has a sign
-    meta = ir.like(node.meta["val"])
-    if not x.is_float:
-        value = int(value)
-    return lifter.emit("pad", [x], meta.shape, x.dtype, low_high=low_high, value=value)
+    value = 0 if call["value"] is None else call["value"]  # not `or`: -0.0 has a sign
+    value = value if x.is_float else int(value)
+    return call.lifter.emit("pad", [x], call.made.shape, x.dtype, low_high=low_high, value=value)
 
 
-def _flip(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
-    x: Value = a["self"]
-    dims = tuple(d % len(x.shape) for d in a["dims"])
-    return lifter.emit("flip", [x], x.shape, x.dtype, dims=dims)
+def _flip(call: Call) -> Value:
+    dims = tuple(d % len(call.x.shape) for d in call["dims"])
+    return call.lifter.emit_like("flip", call.x, dims=dims)
 
 
-def _roll(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
-    x: Value = a["self"]
-    if not a["dims"]:
+def _roll(call: Call) -> Value:
+    if not call["dims"]:
         raise Unliftable
-    dims = tuple(d % len(x.shape) for d in a["dims"])
-    return lifter.emit("roll", [x], x.shape, x.dtype, dims=dims, shifts=tuple(a["shifts"]))
+    dims = tuple(d % len(call.x.shape) for d in call["dims"])
+    return call.lifter.emit_like("roll", call.x, dims=dims, shifts=tuple(call["shifts"]))
 
 
 def _band(kind: str) -> Lift:
-    def lift(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
-        x: Value = a["self"]
-        return lifter.emit(kind, [x], x.shape, x.dtype, diagonal=a["diagonal"])
-
-    return lift
+    return lambda call: call.lifter.emit_like(kind, call.x, diagonal=call["diagonal"])
 
 
 # -- made from nothing ----------------------------------------------------------------------------
 
 
-def full_of(lifter: Lifter, shape: tuple[int, ...], value: Any, dtype: str) -> Value:
-    return lifter.emit("full", [], shape, dtype, shape=shape, value=value, dtype=dtype)
-
-
 def _filled(value: Any = None) -> Lift:
-    def lift(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
-        meta = ir.like(node.meta["val"])
-        fill = a.get("fill_value", a.get("value", a.get("s"))) if value is None else value
+    def lift(call: Call) -> Value:
+        made = call.made
+        fill = call.get("fill_value", call.get("value", call.get("s"))) if value is None else value
         if isinstance(fill, Value):  # fill with a tensor's value
-            if fill.dtype != meta.dtype:
-                fill = lifter.emit("cast", [fill], fill.shape, meta.dtype, dtype=meta.dtype)
-            return lifter.emit("expand", [fill], meta.shape, meta.dtype, shape=meta.shape)
-        if meta.dtype == "bool":
-            fill = bool(fill)
-        return full_of(lifter, meta.shape, fill, meta.dtype)
+            fill = call.lifter.as_dtype(fill, made.dtype)
+            return call.result("expand", fill, shape=made.shape)
+        fill = bool(fill) if made.dtype == "bool" else fill
+        return call.lifter.full(made.shape, fill, made.dtype)
 
     return lift
 
 
-def _arange(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
-    meta = ir.like(node.meta["val"])
-    start, stop, step = a.get("start", 0), a["end"], a.get("step", 1)
-    return lifter.emit(
-        "arange", [], meta.shape, meta.dtype, start=start, stop=stop, step=step, dtype=meta.dtype
-    )
+def _arange(call: Call) -> Value:
+    start, stop, step = call.get("start", 0), call["end"], call.get("step", 1)
+    return call.result("arange", start=start, stop=stop, step=step, dtype=call.made.dtype)
 
 
-def _linspace(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
-    meta = ir.like(node.meta["val"])
-    start, stop, count = a["start"], a["end"], a["steps"]
+def _linspace(call: Call) -> Value:
+    start, stop, count = call["start"], call["end"], call["steps"]
     if isinstance(start, Value) or isinstance(stop, Value) or count < 2:
         raise Unliftable
     step = (stop - start) / (count - 1)
     values = [start + step * i if i < count // 2 else stop - step * (count - 1 - i)
               for i in range(count)]  # fmt: skip
-    return lifter.emit("constant", [], meta.shape, meta.dtype, value=values, dtype=meta.dtype)
+    return call.result("constant", value=values, dtype=call.made.dtype)
 
 
-def _broadcast(lifter: Lifter, node: fx.Node, a: Arguments) -> list[Value]:
-    shape = tuple(node.meta["val"][0].shape)
-    return [
-        x if x.shape == shape else lifter.emit("expand", [x], shape, x.dtype, shape=shape)
-        for x in a["tensors"]
-    ]
+def _broadcast(call: Call) -> list[Value]:
+    shape = tuple(call.node.meta["val"][0].shape)
+    return [call.lifter.expand(x, shape) for x in call["tensors"]]
 
 
-def _meshgrid(lifter: Lifter, node: fx.Node, a: Arguments) -> list[Value]:
+def _meshgrid(call: Call) -> list[Value]:
     """Each vector along its own dim of the shape that all of them span."""
-    vectors = a["tensors"]
-    swapped = a.get("indexing") == "xy" and len(vectors) > 1
+    vectors = call["tensors"]
+    swapped = call.get("indexing") == "xy" and len(vectors) > 1
     grids = []
-    for place, x in enumerate(vectors):
+    for place, (x, made) in enumerate(zip(vectors, call.several, strict=True)):
         dim = 1 - place if swapped and place < 2 else place
-        meta = ir.like(node.meta["val"][place])
-        thin = tuple(n if d == dim else 1 for d, n in enumerate(meta.shape))
-        x = reshape_to(lifter, x, thin)
-        grids.append(lifter.emit("expand", [x], meta.shape, x.dtype, shape=meta.shape))
+        along = tuple(n if d == dim else 1 for d, n in enumerate(made.shape))
+        x = call.lifter.reshape(x, along)
+        grids.append(call.lifter.emit("expand", [x], made.shape, x.dtype, shape=made.shape))
     return grids
 
 
 def _stacked(dim: int) -> Lift:
     """`vstack` and `hstack`: a cat of what has dims enough."""
 
-    def lift(lifter: Lifter, node: fx.Node, a: Arguments) -> Any:
-        if any(len(x.shape) < 2 for x in a["tensors"]):
+    def lift(call: Call) -> Any:
+        if any(len(x.shape) < 2 for x in call["tensors"]):
             raise Unliftable
-        return _cat(lifter, node, {**a, "dim": dim})
+        return _cat(call.but(dim=dim))
 
     return lift
 
 
-def _outer(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
-    x, y = a["self"], a["vec2"]
-    meta = ir.like(node.meta["val"])
-    column = (*x.shape, 1)
-    x = lifter.emit("reshape", [x], column, x.dtype, shape=column)
-    return lifter.emit("mul", [x, y], meta.shape, meta.dtype)
+def _outer(call: Call) -> Value:
+    column = call.lifter.reshape(call["self"], (*call.x.shape, 1))
+    return call.result("mul", column, call["vec2"])
 
 
-def _eye(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
+def _eye(call: Call) -> Value:
     """One where the row's number is the column's."""
-    meta = ir.like(node.meta["val"])
-    rows, columns = (
-        lifter.emit("arange", [], (n,), "int64", start=0, stop=n, step=1, dtype="int64")
-        for n in meta.shape
-    )
-    column = (meta.shape[0], 1)
-    rows = lifter.emit("reshape", [rows], column, "int64", shape=column)
-    same = lifter.emit("eq", [rows, columns], meta.shape, "bool")
-    return lifter.emit("cast", [same], meta.shape, meta.dtype, dtype=meta.dtype)
+    made = call.made
+    rows, columns = (call.lifter.arange(n) for n in made.shape)
+    rows = call.lifter.reshape(rows, (made.shape[0], 1))
+    same = call.lifter.emit("eq", [rows, columns], made.shape, "bool")
+    return call.result("cast", same, dtype=made.dtype)
 
 
 def _triangle(find: Callable[..., torch.Tensor]) -> Lift:
     """`tril_indices`, `triu_indices`: their numbers."""
 
-    def lift(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
+    def lift(call: Call) -> Value:
         with without_modes():
-            made = find(a["row"], a["col"], a["offset"]).tolist()
-        meta = ir.like(node.meta["val"])
-        return lifter.emit("constant", [], meta.shape, meta.dtype, value=made, dtype=meta.dtype)
+            made = find(call["row"], call["col"], call["offset"]).tolist()
+        return call.result("constant", value=made, dtype=call.made.dtype)
 
     return lift
 
@@ -327,7 +253,7 @@ SHAPES: dict[str, Lift] = {
     "permute": _permute,
     **{name: _swap for name in ("transpose", "t", "numpy_T", "mT", "swapaxes", "swapdims")},
     "movedim": _movedim,
-    **{name: _expand for name in ("expand", "expand_as", "broadcast_to")},
+    **{name: Call.spread for name in ("expand", "expand_as", "broadcast_to")},
     "repeat": _repeat,
     "tile": _repeat,
     "repeat_interleave": repeat_interleave,
@@ -342,8 +268,7 @@ SHAPES: dict[str, Lift] = {
     "constant_pad_nd": _pad,
     "flip": _flip,
     "roll": _roll,
-    "tril": _band("tril"),
-    "triu": _band("triu"),
+    **{name: _band(name) for name in ("tril", "triu")},
     **{name: _filled(0) for name in "zeros zeros_like new_zeros zero".split()},
     **{name: _filled(0) for name in "empty empty_like new_empty".split()},
     **{name: _filled(1) for name in "ones ones_like new_ones".split()},

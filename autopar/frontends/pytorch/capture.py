@@ -26,7 +26,8 @@ from autopar.frontends.pytorch.same_again import check_same_again
 from autopar.frontends.pytorch.trace import Trace, take_trace
 from autopar.frontends.shared.captured import Captured, ModelTensor
 from autopar.frontends.shared.kept_state import KeptState
-from autopar.nouns.batch import BatchEntry
+from autopar.nouns.batch import BatchEntry, tokens_of
+from autopar.nouns.errors import first_of
 from autopar.nouns.workload import Workload
 
 NAMED = 5
@@ -98,7 +99,7 @@ def capture_built(built: Built, whole_inputs: tuple[str, ...] = ()) -> Captured:
         *_where(UNCHECKED, trace.sources.checks),
         *_where(SKIPPED, [skip.place for skip in trace.sources.skips]),
     )
-    return Captured(graph, tensors, batch, samples, _tokens(batch), classes, notes=notes)
+    return Captured(graph, tensors, batch, samples, tokens_of(batch), classes, notes=notes)
 
 
 def _unread(tensors: Mapping[str, ModelTensor]) -> list[Value]:
@@ -112,29 +113,18 @@ def _unread(tensors: Mapping[str, ModelTensor]) -> list[Value]:
 
 def _untrained(names: Sequence[str]) -> Iterator[str]:
     if names:
-        shown = ", ".join(names[:NAMED])
-        more = f" and {len(names) - NAMED} more" if names[NAMED:] else ""
         several = "s" if names[1:] else ""
         yield (
             f"The loss does not depend on {len(names)} trainable parameter{several}, held and "
-            f"saved but not trained, as without a gradient in PyTorch: {shown}{more}."
+            f"saved but not trained, as without a gradient in PyTorch: "
+            f"{first_of(names, NAMED)}."
         )
 
 
 def _where(note: str, places: Iterable[str]) -> Iterator[str]:
     """``note`` with the first of its places, where there are any."""
-    several = list(dict.fromkeys(places))
-    if several:
-        more = f" and {len(several) - NAMED} more" if several[NAMED:] else ""
-        yield f"{note}: {', '.join(several[:NAMED])}{more}."
-
-
-def _tokens(batch: tuple[BatchEntry, ...]) -> int | None:
-    """Elements of the first batch entry of integer ids with a sequence dim."""
-    for entry in batch:
-        if "int" in entry.dtype and len(entry.shape) == 2 and entry.batch_dim == 0:
-            return entry.shape[0] * entry.shape[1]
-    return None
+    if shown := first_of(places, NAMED):
+        yield f"{note}: {shown}."
 
 
 def _tensors(trace: Trace, program: Program) -> dict[str, ModelTensor]:

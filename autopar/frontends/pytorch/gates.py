@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autopar.frontends.pytorch.errors import UnsupportedOpError
-from autopar.frontends.pytorch.ir import Node, Value
+from autopar.frontends.pytorch.ir import Node, Value, final
 from autopar.frontends.pytorch.lifter import Lifter
 from autopar.nouns.kinds import DRAWS
 from autopar.rules.elementwise import ELEMENTWISE
@@ -41,7 +41,7 @@ def gate_steps(lifter: Lifter, name: str) -> tuple[str, tuple[Step, ...]]:
     for node in nodes:
         if all(v in places for v in node.outputs):
             continue
-        operands = [places.get(_root(same, v)) for v in node.inputs]
+        operands = [places.get(final(same, v)) for v in node.inputs]
         plain = node.kind in ELEMENTWISE and node.kind not in DRAWS and len(node.outputs) == 1
         if not plain or None in operands:
             raise UnsupportedOpError(
@@ -52,18 +52,12 @@ def gate_steps(lifter: Lifter, name: str) -> tuple[str, tuple[Step, ...]]:
         attrs = {k: v for k, v in node.attrs.items() if k != "torch"}
         steps.append((node.kind, tuple(p for p in operands if p is not None), attrs))
         places[node.output] = len(steps) + (reads != ALL)
-    result = places.get(_root(same, lifter.result)) if lifter.result is not None else None
+    result = places.get(final(same, lifter.result)) if lifter.result is not None else None
     if not steps or result != len(steps) + (reads != ALL):
         raise UnsupportedOpError(
             f"{lifter.source}: what {name} hands to its second product is no step of its gate"
         )
     return reads, tuple(steps)
-
-
-def _root(same: Mapping[Value, Value], value: Value) -> Value:
-    while value in same:
-        value = same[value]
-    return value
 
 
 def _parts(nodes: Sequence[Node], whole: Value) -> tuple[dict[Value, int], str]:

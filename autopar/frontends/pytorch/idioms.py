@@ -34,8 +34,11 @@ def _operands(node: Node) -> Iterator[tuple[Value, Value]]:
 
 
 def _scaled(node: Node | None, kind: str, number: float) -> bool:
-    """Whether ``node`` is ``kind`` with the scalar ``number``."""
-    other = node.attrs.get("other") if node is not None and node.kind == kind else None
+    """Whether ``node`` is ``kind`` with the scalar ``number``, which an order has behind it."""
+    if node is None or node.kind != kind:
+        return False
+    turned = node.attrs.get("scalar_first") and kind not in ("add", "mul")  # 3 ** x, not x ** 3
+    other = None if turned else node.attrs.get("other")
     return isinstance(other, int | float) and math.isclose(other, number, rel_tol=1e-7)
 
 
@@ -210,7 +213,7 @@ def _core(node: Node, links: Links) -> tuple[Value, float, bool] | None:
 def _root_mean_square(root: Value, x: Value, links: Links) -> tuple[float, Value] | None:
     """(eps, what is squared) if ``root`` is ``1 / sqrt(mean(squared ** 2) + eps)``."""
     turned = links.made_by(root, "rsqrt", "pow")
-    if turned is None or (turned.kind == "pow" and turned.attrs.get("other") != -0.5):
+    if turned is None or (turned.kind == "pow" and not _scaled(turned, "pow", -0.5)):
         return None
     plus = links.made_by(turned.inputs[0], "add")
     if plus is None or len(plus.inputs) != 1:
@@ -219,9 +222,7 @@ def _root_mean_square(root: Value, x: Value, links: Links) -> tuple[float, Value
     if mean is None or mean.attrs["dims"] != (len(x.shape) - 1,) or not mean.attrs["keepdim"]:
         return None
     square = links.made_by(mean.inputs[0], "pow", "square", "mul")
-    if square is None:
-        return None
-    if square.kind == "pow" and square.attrs.get("other") != 2:
+    if square is None or (square.kind == "pow" and not _scaled(square, "pow", 2)):
         return None
     if square.kind == "mul" and (len(square.inputs) != 2 or square.inputs[0] != square.inputs[1]):
         return None
@@ -270,7 +271,7 @@ def _is_cubic(value: Value, x: Value, links: Links) -> bool:
 
 def _is_over_root_two(value: Value, x: Value, links: Links) -> bool:
     node = links.made_by(value, "div", "mul")
-    if node is None or node.inputs[0] is not x or node.attrs.get("scalar_first"):
+    if node is None or node.inputs[0] is not x:
         return False
     return _scaled(node, "div", math.sqrt(2)) or _scaled(node, "mul", math.sqrt(0.5))
 

@@ -15,7 +15,7 @@ from torch import fx
 from autopar.frontends.pytorch import autocast
 from autopar.frontends.pytorch.chosen import Chosen
 from autopar.frontends.pytorch.errors import UnsupportedOpError
-from autopar.frontends.pytorch.ir import Node, Value
+from autopar.frontends.pytorch.ir import Node, Shape, Value
 from autopar.frontends.pytorch.trace import Trace
 from autopar.nouns.graph import DTYPE_BYTES, Source, freeze
 from autopar.torch_private.ops import OpOverload, op_name
@@ -86,6 +86,41 @@ class Lifter(ABC):
         node = Node(kind, list(inputs), outputs, freeze(attrs), self.source, self.grad)
         self.nodes.append(node)
         return outputs
+
+    def emit_like(self, kind: str, x: Value, /, *others: Value, **attrs: Any) -> Value:
+        """A node whose result has the shape and dtype of its first operand."""
+        return self.emit(kind, [x, *others], x.shape, x.dtype, **attrs)
+
+    def reshape(self, x: Value, shape: Shape) -> Value:
+        return x if x.shape == shape else self.emit("reshape", [x], shape, x.dtype, shape=shape)
+
+    def expand(self, x: Value, shape: Shape) -> Value:
+        return x if x.shape == shape else self.emit("expand", [x], shape, x.dtype, shape=shape)
+
+    def as_dtype(self, x: Value, dtype: str) -> Value:
+        return x if x.dtype == dtype else self.emit("cast", [x], x.shape, dtype, dtype=dtype)
+
+    def transpose(self, x: Value, dims: Shape) -> Value:
+        if dims == tuple(range(len(dims))):
+            return x
+        return self.emit("transpose", [x], tuple(x.shape[d] for d in dims), x.dtype, dims=dims)
+
+    def slice(self, x: Value, dim: int, start: int, stop: int, step: int = 1) -> Value:
+        size = len(range(start, stop, step))
+        if size == x.shape[dim]:
+            return x
+        shape = (*x.shape[:dim], size, *x.shape[dim + 1 :])
+        return self.emit("slice", [x], shape, x.dtype, dim=dim, start=start, stop=stop, step=step)
+
+    def full(self, shape: Shape, value: Any, dtype: str) -> Value:
+        return self.emit("full", [], shape, dtype, shape=shape, value=value, dtype=dtype)
+
+    def arange(self, count: int, dtype: str = "int64") -> Value:
+        """The numbers below ``count``."""
+        return self.emit("arange", [], (count,), dtype, start=0, stop=count, step=1, dtype=dtype)
+
+    def maker(self, value: Value) -> Node | None:
+        return next((n for n in reversed(self.nodes) if value in n.outputs), None)
 
     def read(self, node: Any) -> Any:
         """The current value of an fx node: a view is looked up again after its base was written."""

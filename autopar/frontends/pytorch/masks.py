@@ -104,15 +104,21 @@ def _row_lookups(nodes: list[Node], facts: Facts) -> list[Node]:
     return out
 
 
-def _gathered(node: Node, nodes: list[Node]) -> list[Node]:
-    x, _, ids = node.inputs
-    made: list[Node] = []
+def _emitter(node: Node, made: list[Node]) -> Emit:
+    """Appends ops that stand in the place of ``node``."""
 
     def emit(kind: str, inputs: list[Value], shape: Shape, dtype: str, /, **attrs: object) -> Value:
         new = Node(kind, inputs, [Value(shape, dtype)], attrs, node.source, node.grad)
         made.append(new)
         return new.output
 
+    return emit
+
+
+def _gathered(node: Node, nodes: list[Node]) -> list[Node]:
+    x, _, ids = node.inputs
+    made: list[Node] = []
+    emit = _emitter(node, made)
     maker = Links(nodes).made_by(ids, "argmax")
     if maker is None:  # an index may count from the end, a gather's may not
         ids = emit("remainder", [ids], ids.shape, ids.dtype, other=x.shape[1])
@@ -168,11 +174,7 @@ def _rebuilt(nodes: list[Node], facts: Facts, results: set[Value], given: set[Va
 def _make(fact: Fact, value: Value, node: Node) -> list[Node]:
     """Ops that compute ``fact``; none where its formula has no short form."""
     made: list[Node] = []
-
-    def emit(kind: str, inputs: list[Value], shape: Shape, dtype: str, /, **attrs: object) -> Value:
-        new = Node(kind, inputs, [Value(shape, dtype)], attrs, node.source, node.grad)
-        made.append(new)
-        return new.output
+    emit = _emitter(node, made)
 
     def spread(small: Value) -> None:
         if small.shape != value.shape:

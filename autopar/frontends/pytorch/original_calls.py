@@ -7,14 +7,13 @@ from typing import Any
 import torch
 from torch import fx
 
-from autopar.frontends.pytorch.aten_elementwise import Arguments
 from autopar.frontends.pytorch.ir import Value
 from autopar.frontends.pytorch.lifter import Lifter
 from autopar.nouns.graph import freeze
 from autopar.torch_private.ops import op_name, overload_name, schema_of
 
 
-def bound(lifter: Lifter, node: fx.Node) -> Arguments:
+def bound(lifter: Lifter, node: fx.Node) -> dict[str, Any]:
     """Arguments by schema name, defaults filled in, operands as values."""
     schema = schema_of(node.target).arguments
 
@@ -25,7 +24,7 @@ def bound(lifter: Lifter, node: fx.Node) -> Arguments:
             return [value(x) for x in v]
         return v
 
-    arguments: Arguments = {}
+    arguments: dict[str, Any] = {}
     for place, argument in enumerate(schema):
         if place < len(node.args):
             arguments[argument.name] = value(node.args[place])

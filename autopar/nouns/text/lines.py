@@ -181,12 +181,6 @@ class Cursor:
         self.expect("]")
         return sizes
 
-    def rest(self) -> str:
-        """Everything up to the end of the line."""
-        text = self.line.text[self.at :]
-        self.at = len(self.line.text)
-        return text
-
     def end(self) -> None:
         if not self.done:
             self.fail("the end of the line")

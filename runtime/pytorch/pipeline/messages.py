@@ -9,7 +9,7 @@ waits for data than the schedule holds.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple
@@ -79,17 +79,11 @@ class Traffic:
 
     @cached_property
     def _out(self) -> Mapping[int, list[int]]:
-        by_stage: dict[int, list[int]] = defaultdict(list)
-        for n, edge in enumerate(self.edges):
-            by_stage[edge.giver].append(n)
-        return by_stage
+        return _numbers(edge.giver for edge in self.edges)
 
     @cached_property
     def _in(self) -> Mapping[int, list[int]]:
-        by_stage: dict[int, list[int]] = defaultdict(list)
-        for n, edge in enumerate(self.edges):
-            by_stage[edge.reader].append(n)
-        return by_stage
+        return _numbers(edge.reader for edge in self.edges)
 
     def sends(self, rank: int) -> Mapping[int, list[Message]]:
         """What rank ``rank`` sends behind each of its actions, by the action's number."""
@@ -123,3 +117,11 @@ class Traffic:
     def pairs(self) -> Sequence[tuple[int, int]]:
         """(source, target) of all ways that are used, in one order for all ranks."""
         return sorted({(m.source, m.target) for m in self.messages})
+
+
+def _numbers(stages: Iterable[int]) -> Mapping[int, list[int]]:
+    """Numbers of edges by the stage that each of them has."""
+    by_stage: dict[int, list[int]] = defaultdict(list)
+    for number, stage in enumerate(stages):
+        by_stage[stage].append(number)
+    return by_stage

@@ -11,6 +11,7 @@ from typing import Any
 import torch.distributed as dist
 
 from autopar.files import plan_folder
+from autopar.files.whole_folder import same_files
 from autopar.nouns.errors import UserError
 from autopar.runtime.pytorch.agreement import together
 from autopar.runtime.pytorch.training.load import start
@@ -49,12 +50,5 @@ def make_and_share(make: Callable[[], Mapping[str, str]], folder: Path) -> None:
 def _copied(files: Mapping[str, str], folder: Path) -> None:
     """Writes what is not there, by one process of a machine."""
     first_here = int(os.environ.get("LOCAL_RANK", dist.get_rank())) == 0
-    if first_here and any(_text(folder / name) != text for name, text in files.items()):
+    if first_here and not same_files(folder, files):
         plan_folder.write(folder, files)
-
-
-def _text(file: Path) -> str | None:
-    try:
-        return file.read_text()
-    except (OSError, UnicodeDecodeError):
-        return None

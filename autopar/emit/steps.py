@@ -1,0 +1,42 @@
+"""One step of a resharding as a call, which both runtimes name alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from autopar.rules.resharding import Step
+
+_GATHER = "gather({x}, dim={source.dim}, axis={axis}{backward})"
+_SHARD = "shard({x}, dim={target.dim}, axis={axis}{backward})"
+CALLS: Mapping[tuple[str, str], str] = MappingProxyType(
+    {
+        ("R", "D"): "copy_to({x}, {axis})",
+        ("P", "D"): "copy_to(all_reduce({x}, {axis}), {axis})",
+        ("P", "R"): "all_reduce({x}, {axis})",
+        ("R", "P"): "keep_first({x}, {axis})",
+        ("D", "P"): 'keep_first({x}, {axis}, backward="keep_first")',
+        ("D", "R"): "whole({x}, {axis})",
+        ("S", "P"): "pad({x}, dim={source.dim}{size}, axis={axis})",
+        ("P", "S"): "reduce_scatter({x}, dim={target.dim}, axis={axis})",
+        ("S", "R"): _GATHER,
+        ("S", "D"): _GATHER,
+        ("R", "S"): _SHARD,
+        ("D", "S"): _SHARD,
+        ("S", "S"): "all_to_all({x}, split={target.dim}, concat={source.dim}, axis={axis})",
+    }
+)
+"""The kinds of the placements before and after -> the call; of what is not here there is none."""
+
+
+def call_of(step: Step, kinds: tuple[str, str], x: str, size: str = "") -> str:
+    """The call of ``kinds`` on the variable ``x``; ``size``: an argument of what is padded."""
+    backward = "" if step.backward == "none" else f', backward="{step.backward}"'
+    return CALLS[kinds].format(
+        x=x,
+        axis=f'"{step.axis}"',
+        source=step.source,
+        target=step.target,
+        backward=backward,
+        size=size,
+    )
