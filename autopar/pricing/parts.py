@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from autopar.cost_models.columns import Number
 from autopar.pricing.stage_time import StageTime
 from autopar.pricing.step_time import StepTime
 from autopar.pricing.summary import Summary
+from autopar.pricing.units.unit import AGAIN, HEAD, LAYERS
+
+ORDER = (
+    *(LAYERS, AGAIN, HEAD, "tensor", "context", "expert", "sharded"),
+    *("bubble", "data", "optimizer", "other"),
+)
+"""Of the parts, as reports have them."""
 
 
 def parts_of(
@@ -23,7 +30,7 @@ def parts_of(
     stages: of the busiest rank, each ``passes`` times a step. timeline_s: from the first forward to
     the last gradient. once_s: of it the rank's gathers and reductions once a step that show.
     """
-    seconds: defaultdict[str, float] = defaultdict(float)
+    seconds = dict.fromkeys(ORDER, 0.0)
     for summary, time in stages:
         calls = [(1, summary.root), *((n, summary.bodies[b]) for b, n in _counts(summary).items())]
         for count, unit in calls:
@@ -38,7 +45,7 @@ def parts_of(
     seconds["bubble"] = left_s - seconds["data"]
     seconds["optimizer"] = float(step.optimizer_s)
     seconds["other"] = float(step.total_s) - sum(seconds.values())
-    return dict(seconds)
+    return seconds
 
 
 def _counts(summary: Summary) -> Mapping[str, int]:

@@ -78,18 +78,16 @@ where the time goes
  optimizer TIME # %
  other TIME # %
 
-peak memory of rank 0 at backward of a layer
+peak memory of rank 0
  parameters SIZE
  gradients SIZE
  optimizer SIZE
  activations SIZE
- working SIZE
- gathered SIZE
- workspace SIZE
- reserve SIZE
+ buffers SIZE
+ reserved SIZE
  outside SIZE
  total SIZE (band SIZE to SIZE) of SIZE
- of it SIZE allocated, SIZE reserved; most for outside, workspace, activations
+ of it SIZE allocated, SIZE reserved; most for outside, buffers, activations
 
 fits
 layers: read off the model's graph, op by op

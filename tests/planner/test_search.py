@@ -197,8 +197,7 @@ def test_plans_that_lost_are_told_apart_and_those_that_fit_stand_first() -> None
 
 def of_parts(memory: Memory, times: float) -> Memory:
     """So many times the memory."""
-    names = ("parameters", "gradients", "optimizer", "activations", "buffers")
-    parts = {name: int(getattr(memory, name) * times) for name in names}
+    parts = {name: int(size * times) for name, size in memory.parts().items()}
     return replace(memory, total=sum(parts.values()), **parts)
 
 
