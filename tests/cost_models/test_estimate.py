@@ -26,7 +26,7 @@ from autopar.planner.family.estimate import estimate, estimate_files
 from autopar.planner.family.legal import illegal
 from autopar.planner.family.pins import RECOMPUTES, completed, parse_pins
 from autopar.planner.family.runs import TrainingRun, memory_of, peak_bytes, run_on, step_s
-from autopar.planner.family.sweep import _least_split, sweep
+from autopar.planner.family.sweep import _least_split, layouts, sweep
 from autopar.pricing.software.memory import saved_bytes
 from autopar.pricing.software.routed import routed_of
 from autopar.pricing.software.states import spent
@@ -551,6 +551,16 @@ def test_what_is_allocated_reserved_and_outside_is_told_apart() -> None:
     assert f"{size(memory.allocated)} allocated, {size(taken.total)} reserved" in text
     parts = memory.parts()
     assert "most for " + max(parts, key=lambda name: parts[name]) in text
+
+
+def test_what_a_sweep_leaves_out_is_not_faster() -> None:
+    node = load_cluster(ROOT / "examples/clusters/h100_8.yaml")
+    arch = replace(LLAMA, layers=20, seq=2048)
+    every = [*layouts(arch, node, 8)]
+    fitting = [x for x in every if peak_bytes(run_on(arch, node, x)) <= node.memory_bytes]
+    best = min(step_s(run_on(arch, node, x)) for x in fitting)
+    assert 0 < len(fitting) < len(every)
+    assert sweep(arch, node, 8, keep=1)[0][0] == best
 
 
 def test_sweep_finds_what_fits() -> None:
