@@ -33,9 +33,11 @@ def largest(values: Iterable[Number]) -> Number:
 
 def table(rows: Sequence[Sequence[Number]]) -> NDArray[np.float64]:
     """[figures, stages, columns] of [stages][figures]."""
-    columns = max(np.size(value) for row in rows for value in row)
-    if columns == 1:
+    values: list[Any] = [value for row in rows for value in row]
+    several = [value for value in values if isinstance(value, np.ndarray)]
+    if not several:
         return np.array(rows, dtype=np.float64).T[..., None]
+    columns = max(value.size for value in several)
     whole = [[np.broadcast_to(value, columns) for value in row] for row in rows]
     return np.swapaxes(np.array(whole, dtype=np.float64), 0, 1)
 

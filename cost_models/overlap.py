@@ -26,11 +26,6 @@ class Room:
         self.whole_s = self.left_s = whole_s
         self.contention = contention
 
-    @property
-    def left(self) -> Number:
-        """The share of it behind which nothing hides yet."""
-        return self.left_s / self.whole_s
-
     def hide(self, comm_s: Number, most_s: Number) -> Number:
         """Seconds that `comm_s` of communication adds, hidden behind at most `most_s` of it."""
         hidden = np.minimum(comm_s, np.minimum(most_s, self.left_s))

@@ -11,7 +11,6 @@ from autopar.lowering.spread import Lowered
 from autopar.nouns.cluster import Cluster
 from autopar.pricing.cuts import Cuts, Signature
 from autopar.pricing.prices import Prices
-from autopar.pricing.software.trainer import Trainer
 from autopar.pricing.software_summary import held_of, summary_of
 from autopar.pricing.summary import Summary, summarise
 from autopar.pricing.units.held import StageBytes
@@ -53,9 +52,8 @@ class CutModel:
             return self
         if view not in self._views:
             known = self.prices
-            prices = Prices(view, known.mesh, known.precision, known.fusion)
-            summary = summarise(self.lowered, prices, self.framework)
-            self._views[view] = CutModel(self.cuts, summary, prices, self.framework)
+            prices = Prices(view, known.mesh, known.precision, known.fusion, known.trainer)
+            self._views[view] = CutModel(self.cuts, None, prices, self.framework)
         return self._views[view]
 
     def stage_summary(self, first: int, end: int) -> Summary:
@@ -73,9 +71,10 @@ class CutModel:
             return summarise(part, self.prices, self.framework, known)
         return summary_of(part, self.prices, trainer, known)
 
-    def held_by(self, trainer: Trainer, first: int, end: int) -> StageBytes:
+    def stage_held(self, first: int, end: int) -> StageBytes:
         """What published software holds of a stage."""
-        key = self.cuts.signature(first, end)
+        key, trainer = self.cuts.signature(first, end), self.prices.trainer
+        assert trainer is not None
         if key not in self._held:
             part, calls = self.cuts.part(first, end).lowered, self.cuts.calls(first, end)
             self._held[key] = held_of(part, self.prices, trainer, calls)

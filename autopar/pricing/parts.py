@@ -38,7 +38,7 @@ def parts_of(
                 seconds[part] += passes * count * float(each_s)
         whole_s = time.forward_s + time.backward_s
         own_s = sum(time.computed_s) + sum(time.inline_s)
-        seconds["sharded"] += passes * float(whole_s - own_s)
+        seconds["sharded"] += passes * max(0.0, float(whole_s - own_s))
     busy_s = sum(seconds.values())
     left_s = max(0.0, float(timeline_s) - busy_s)
     seconds["data"] = min(left_s, float(once_s))

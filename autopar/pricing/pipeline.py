@@ -226,7 +226,7 @@ class PipelinePrices:
 
     def bytes_of(self, first: int, end: int) -> StageBytes:
         if self.state.trainer is not None:
-            return self.model.held_by(self.state.trainer, first, end)
+            return self.model.stage_held(first, end)
         return stage_bytes(self.model.stage_summary(first, end), self.state, self.recompute)
 
     def memory(

@@ -22,7 +22,7 @@ FORWARD, BACKWARD = 0, 1
 
 HOLDS_ALL = ("gpipe", "breadth-first")
 """Schedules under which a rank holds every microbatch of the step."""
-ALONE = 8
+UNDELAYED = 8
 """Devices up to which none of them keeps the others waiting."""
 
 
@@ -86,6 +86,6 @@ def blocking(schedule: Schedule, each: Sequence[Seconds], sent: Sent) -> tuple[l
 def slowed(trainer: Trainer, time: StepTime) -> StepTime:
     """With what a step takes outside its timeline, all devices as slow as the slowest."""
     r, devices = trainer.rates, trainer.layout.device_count
-    slow = 1 + r.straggle * np.log2(max(1.0, devices / ALONE))
+    slow = 1 + r.straggle * np.log2(max(1.0, devices / UNDELAYED))
     total_s = (time.total_s + r.step_s) * slow
     return replace(time, total_s=total_s, other_s=total_s - time.total_s)

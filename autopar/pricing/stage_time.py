@@ -130,7 +130,8 @@ def stage_time(
     beside: bool = False,
 ) -> StageTime:
     """What the actions of one stage take; ``summary`` is of that stage alone. ``beside``: its
-    gradients are reduced beside its last backward, as where the model is one stage."""
+    gradients are reduced beside its last backward, as where the model is one stage, and under
+    published software."""
     pieces = _Pieces.of(summary, state, cluster, recompute)
     reduced = _reduced_s(pieces, state, cluster)
     gathers, hides = state.split.parameters, _hides(state, cluster)
@@ -162,7 +163,7 @@ def stage_time(
         reduce_s=last.added_s(contention),
         update_s=_optimizer_s(summary, state, cluster),
         late_s=_late_reduction_s(summary, state, cluster),
-        # Stages of a pipeline gather while they wait for their first microbatch.
+        # Emitted stages of a pipeline gather while they wait for their first microbatch.
         first_s=first.added_s(contention) if beside else first.exposed_s,
         computed_s=(forward_s - moved[0], backward_s - moved[1]),
         inline_s=moved,
@@ -220,7 +221,7 @@ def _play(
     ``hides``: communication runs beside compute, else each waits for the other.
     """
     compute = communication = 0.0
-    longer = larger_of(units[-1].forward_s)
+    longer = larger_of(*(unit.forward_s for unit in units))
 
     def moved(issued: float, seconds: float) -> float:
         """When a collective is done; it starts no sooner than ``issued``."""

@@ -5,19 +5,23 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from autopar.cost_models.rates import fitted
 from autopar.cost_models.software import Software
 from autopar.files.cluster_file import load_cluster
 from autopar.frontends.family.arch import Arch, Matrix
 from autopar.nouns.cluster import DeviceGroup
 from autopar.nouns.layout import Layout
+from autopar.nouns.recompute import Recompute
 from autopar.nouns.style import Style
 from autopar.pipeline.play import Costs, play
-from autopar.pipeline.schedules.table import schedule
+from autopar.pipeline.schedules.table import SCHEDULES, schedule
 from autopar.planner.family.pins import RECOMPUTES
 from autopar.planner.family.runs import KEY_TILE, TrainingRun, memory_of, step_of
 from autopar.planner.family.stages import layers_of
@@ -204,6 +208,36 @@ def test_schedules_stand_in_their_order() -> None:
         for name, interleave in (("zb-v", 1), ("interleaved-1f1b", 2), ("1f1b", 1))
     ]
     assert times == sorted(times)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_without_a_pipeline_no_schedule_changes_anything(name: str) -> None:
+    one, other = (on(Layout(64, schedule=s), LLAMA, Software()) for s in ("1f1b", name))
+    assert step_of(other) == step_of(one)
+    assert [m.total for m in memory_of(other)] == [m.total for m in memory_of(one)]
+
+
+def test_activations_of_experts_that_run_again_cost_their_time() -> None:
+    layouts = [
+        Layout(64, dp_shard=8, ep=8, recompute=Recompute.parse(text))
+        for text in (
+            "none",
+            "selective(layernorm)",
+            "selective(layernorm+moe_act)",
+            "selective(moe)",
+        )
+    ]
+    times = [float(step_of(on(x, MIXTRAL, Software())).total_s) for x in layouts]
+    assert times == sorted(set(times))
+
+
+@pytest.mark.parametrize("layout", [Layout(64), Layout(64, pp=4), Layout(64, dp_shard=8, zero=3)])
+@pytest.mark.parametrize("sets", [1, 3])
+def test_many_sets_of_constants_are_priced_at_once(layout: Layout, sets: int) -> None:
+    run = on(layout, LLAMA, Software())
+    several: dict[str, Any] = {name: np.full(sets, value) for name, value in fitted().items()}
+    assert np.shape(step_of(run, several).total_s) == (sets,)
+    assert step_of(run, several).total_s == pytest.approx(step_of(run).total_s)
 
 
 def test_steps_that_overlap_hide_the_fill() -> None:

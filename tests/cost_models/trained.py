@@ -28,7 +28,7 @@ def held(
     run = TrainingRun(arch, cluster, layout, software, precision)
     trainer = trainer_of_run(arch, cluster, layout, software, precision)
     model = model_of(run, trainer)
-    return model.held_by(trainer, 0, len(model.units))
+    return model.stage_held(0, len(model.units))
 
 
 def figures_of(arch: Arch, layout: Layout, software: Software, layer: str = "Layer") -> Figures:

@@ -51,7 +51,7 @@ class Asked:
 class Searched:
     """The fastest layout that fits, if any, and the next ones: (seconds, peak bytes, layout).
 
-    count: legal layouts that were priced.
+    count: legal layouts that were looked at.
     """
 
     best: Estimate | None
@@ -96,7 +96,7 @@ class Scaling:
 
 
 def searched(asked: Asked, keep: int = 5) -> Searched:
-    """Prices every legal layout of the cluster's devices; keeps the fastest that fit."""
+    """Of every legal layout of the cluster's devices the fastest that fit."""
     candidates = list(layouts(asked.arch, asked.cluster, asked.global_batch))
     rows = fitting(
         *(asked.arch, asked.cluster, candidates, asked.precision, keep),

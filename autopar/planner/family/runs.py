@@ -214,8 +214,7 @@ def model_of(run: TrainingRun, trainer: Trainer) -> CutModel:
     """One microbatch on the tensor-parallel ranks of a layout, under its software."""
     x = run.layout
     # Each tensor-parallel rank sends its share (scatter-gather), of its part of a sequence.
-    ways = x.cp * (1 if x.sequence_parallel else x.tp)
-    drawn = _drawn(run.arch, run.way, ways)
+    drawn = _drawn(run.arch, run.way, parts=x.cp * (1 if x.sequence_parallel else x.tp))
     dtype = DTYPES[stream_bytes(run.precision)]
     mesh = drawn.cuts.lowered.mesh
     prices = Prices(run.cluster, mesh, dtype, drawn.fusion, trainer, figures=drawn.figures)
@@ -232,11 +231,11 @@ class _Drawn:
 
 
 @lru_cache(maxsize=1024)
-def _drawn(arch: Arch, way: Way, ways: int) -> _Drawn:
-    """``ways``: the parts of what is sent, of which each rank sends one."""
-    if ways > 1:
-        whole = _drawn(arch, way, 1)
-        return replace(whole, cuts=whole.cuts.sending(ways))
+def _drawn(arch: Arch, way: Way, parts: int) -> _Drawn:
+    """``parts``: of what is sent, of which each rank sends one."""
+    if parts > 1:
+        whole = _drawn(arch, way, parts=1)
+        return replace(whole, cuts=whole.cuts.sending(parts))
     as_run = replace(
         arch,
         causal=arch.causal and not way.whole_scores,
@@ -269,7 +268,7 @@ def _steady(name: str, pp: int, microbatches: int, interleave: int) -> SteadyClo
 def _ends(arch: Arch, way: Way, stages: int) -> Ends:
     """Layers as even as they can be, what stands before them in the first stage and the rest in the
     last."""
-    cuts = _drawn(arch, way, 1).cuts
+    cuts = _drawn(arch, way, parts=1).cuts
     calls = [op.op.name for op in cuts.lowered.ops if op.bound is None]
     *inner, _ = layers_of(len(calls), stages)
     before = cuts.units.index(calls[0])

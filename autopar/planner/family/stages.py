@@ -7,7 +7,9 @@ from autopar.pipeline.schedules.table import SCHEDULES
 
 
 def stage_count(layout: Layout) -> int:
-    """Places that a microbatch passes."""
+    """Places that a microbatch passes; one where there is no pipeline, whatever its schedule."""
+    if layout.pp == 1:
+        return 1
     return layout.pp * SCHEDULES[layout.schedule].stages * layout.interleave
 
 

@@ -78,8 +78,8 @@ def fitting(
 ) -> list[tuple[float, float, Layout]]:
     """Of legal layouts the `keep` fastest that fit, as `sweep` gives them.
 
-    What runs again costs time and saves memory: of layouts that differ in it alone the one that
-    runs least again, of those that fit, stands for all.
+    What runs again (one of `RECOMPUTES`) costs time and saves memory: of layouts that differ in it
+    alone the one that runs least again, of those that fit, stands for all.
     """
     rows: list[tuple[float, float, Layout]] = []
     fastest: list[float] = []

@@ -45,15 +45,15 @@ SELECTIVE = {
 }
 
 
-def again_of(unit: Figures, recompute: Recompute, software: Software) -> Again:
-    """What is run again of a layer."""
+def again_of(unit: Figures, routed_bytes: float, recompute: Recompute, software: Software) -> Again:
+    """What is run again of a layer; ``routed_bytes``: traffic of its routed tokens' activations."""
     share = recompute.share
     if recompute.policy == FULL:
         return Again(share, share, share, share, share)
     if recompute.policy != ATTENTION:
         return Again()
     if recompute.modules:
-        return _of_modules(unit, frozenset(recompute.modules))
+        return _of_modules(unit, routed_bytes, frozenset(recompute.modules))
     usual = SELECTIVE[software.selective]
     return Again(*(share * getattr(usual, name) for name in Again.__dataclass_fields__))
 
@@ -65,8 +65,8 @@ def dropped(recompute: Recompute) -> frozenset[str]:
     return frozenset(recompute.modules or USUAL)
 
 
-def _of_modules(unit: Figures, modules: frozenset[str]) -> Again:
-    latent = any(p.name == "q_down" or p.name == "kv_down" for p in unit.products)
+def _of_modules(unit: Figures, routed_bytes: float, modules: frozenset[str]) -> Again:
+    latent = any(p.name in ("q_down", "kv_down") for p in unit.products)
     sizes = {
         "mla_up_proj": _weights(unit, ("q", "kv")) if latent else 0.0,
         "mlp": _weights(unit, DENSE),
@@ -77,12 +77,12 @@ def _of_modules(unit: Figures, modules: frozenset[str]) -> Again:
     traffic = unit.traffic
     light = NORM_SHARE * traffic.hidden * ("layernorm" in modules)
     light += traffic.heads * ("mla_up_proj" in modules)
-    light += traffic.activation * bool(modules & {"moe_act", "moe"})
+    light += (traffic.activation + routed_bytes) * bool(modules & {"moe_act", "moe"})
     return Again(
         products=products / sum(p.weights for p in unit.products),
         experts=float("moe" in modules),
         attention=float("core_attn" in modules),
-        light=light / traffic.total,
+        light=light / (traffic.total + routed_bytes),
         route=float("moe" in modules),
     )
 

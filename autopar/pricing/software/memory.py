@@ -11,9 +11,8 @@ from collections.abc import Set
 from dataclasses import dataclass
 
 from autopar.cost_models.constants import constant
-from autopar.cost_models.precision import is_narrow, stream_bytes
+from autopar.cost_models.precision import is_narrow
 from autopar.nouns.recompute import FULL
-from autopar.nouns.zero import ZERO
 from autopar.pricing.software.again import dropped
 from autopar.pricing.software.figures import Figures, Saved
 from autopar.pricing.software.states import STATE_BYTES, split_of
@@ -60,7 +59,7 @@ def states_bytes(trainer: Trainer, outside: float, routed: float) -> tuple[float
         gradient = software.gradient_bytes
     if (wide := trainer.element_bytes) > 2:  # no copy in 16 bits beside the one that is trained
         weight, gradient, rest = wide, wide, 2 * wide
-    split = ZERO[x.zero]
+    split = split_of(trainer)
     kept = shard if split.parameters else whole
     parameters = weight * kept
     if software.states == "fsdp" and wide == 2 and not split.parameters:
@@ -139,7 +138,7 @@ def handed_on_bytes(unit: Figures, trainer: Trainer) -> float:
     (`pipe_buffers`)."""
     if not trainer.software.states.startswith("deepspeed") or trainer.layout.pp == 1:
         return 0.0
-    return stream_bytes(trainer.precision) * unit.tokens * unit.hidden
+    return trainer.element_bytes * unit.tokens * unit.hidden
 
 
 def _kept(saved: Saved, modules: Set[str], gone: Set[str], narrow: float) -> float:

@@ -26,7 +26,7 @@ ACTIVATION_BACKWARD = {"eager": 1.6, "compiled": 1.67}
 @dataclass(frozen=True, slots=True)
 class Routed:
     """Forward, of one rank: grouped products, bytes of activations, their backward and routing;
-    collectives; elements of parameters; bytes that backward needs."""
+    collectives; elements of parameters."""
 
     products: tuple[Product, ...] = ()
     times: float = 0.0

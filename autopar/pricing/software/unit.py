@@ -120,7 +120,8 @@ class _Forward:
 
 def _layer(figures: Figures, routed: Routed, trainer: Trainer) -> _Seconds:
     r = trainer.rates
-    again = again_of(figures, trainer.layout.recompute, trainer.software)
+    recompute = trainer.layout.recompute
+    again = again_of(figures, routed.activation_bytes, recompute, trainer.software)
     ops = _forward(figures, routed, trainer)
     # Products that add their result to what is there stream it while they compute.
     products_s = ops.product_s + ops.expert_s
