@@ -113,7 +113,7 @@ def compared(case: Case) -> Compared:
     made = memory.output_size_in_bytes - memory.alias_size_in_bytes
     xla = memory.argument_size_in_bytes + memory.temp_size_in_bytes + made
     predicted = planned.plan.prediction.memory_bytes
-    arrays = predicted.total - predicted.buffers
+    arrays = predicted.allocated - predicted.buffers
     return Compared(arrays, xla, memory.argument_size_in_bytes)
 
 
