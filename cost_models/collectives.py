@@ -20,10 +20,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, overload
+from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from autopar.cost_models.constants import constant
 from autopar.cost_models.torus import torus_line
@@ -68,16 +67,6 @@ class Collective:
             return max(time_s, min(a + b * size_bytes for a, b in self.floor))
         return time_s
 
-    def times_s(self, sizes_bytes: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Seconds for each of `sizes_bytes`, any shape."""
-        sizes = np.asarray(sizes_bytes, dtype=np.float64)
-        if not self.lines:
-            return np.zeros_like(sizes)
-        times = np.min([a + b * sizes for a, b in self.lines], axis=0)
-        if self.floor:
-            times = np.maximum(times, np.min([a + b * sizes for a, b in self.floor], axis=0))
-        return np.where(sizes > 0, times, 0.0)
-
 
 @dataclass(frozen=True)
 class Curve:
@@ -91,51 +80,31 @@ class Curve:
 
     def time_s(self, size_bytes: float) -> float:
         """Seconds for `size_bytes`; nothing to move takes no time."""
-        return float(self.times_s(np.array(size_bytes)))
-
-    def times_s(self, sizes_bytes: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Seconds for each of `sizes_bytes`, any shape."""
-        sizes = np.asarray(sizes_bytes, dtype=np.float64)
-        known, seconds = np.array(self.points).T
+        if size_bytes <= 0:
+            return 0.0
+        known, seconds = [size for size, _ in self.points], [took for _, took in self.points]
         slope = seconds[-1] / known[-1]
         if len(known) > 1:
             slope = max(
                 (seconds[-1] - seconds[-2]) / (known[-1] - known[-2]),
                 (seconds[-1] - seconds[0]) / (known[-1] - known[0]),
             )
-        times = np.interp(sizes, known, seconds) + slope * np.maximum(0.0, sizes - known[-1])
-        return np.where(sizes > 0, times, 0.0)
-
-
-@overload
-def collective_time_s(
-    cluster: Cluster, kind: Kind, size_bytes: float, group: AxisGroup
-) -> float: ...
-@overload
-def collective_time_s(
-    cluster: Cluster, kind: Kind, size_bytes: NDArray[np.float64], group: AxisGroup
-) -> NDArray[np.float64]: ...
-def collective_time_s(
-    cluster: Cluster, kind: Kind, size_bytes: float | NDArray[np.float64], group: AxisGroup
-) -> float | NDArray[np.float64]:
-    """Seconds of one collective over every group of an axis at once.
-
-    `size_bytes` is the full-size side on one rank: the input of a reduce-scatter, the output of an
-    all-gather, the tensor of the others. An array of sizes gives an array of times. For p2p the
-    group is the axis along which every rank sends to the next one.
-
-    Raises:
-        ValueError: an unknown kind, or a group that reaches past the cluster.
-    """
-    collective = price(cluster, kind, group)
-    if isinstance(size_bytes, np.ndarray):
-        return collective.times_s(size_bytes)
-    return collective.time_s(size_bytes)
+        inside_s = float(np.interp(size_bytes, known, seconds))
+        return inside_s + slope * max(0.0, size_bytes - known[-1])
 
 
 @lru_cache(maxsize=65536)
 def price(cluster: Cluster, kind: Kind, group: AxisGroup) -> Collective | Curve:
-    """One collective, ready to price; cached, so pricing another size costs microseconds."""
+    """One collective over every group of an axis at once, ready to price; cached, so pricing
+    another size costs microseconds.
+
+    Sizes are bytes of the full-size side on one rank: the input of a reduce-scatter, the output of
+    an all-gather, the tensor of the others. For p2p the group is the axis along which every rank
+    sends to the next one.
+
+    Raises:
+        ValueError: an unknown kind, or a group that reaches past the cluster.
+    """
     if kind not in KINDS:
         raise ValueError(f"no collective {kind!r}; there are {', '.join(KINDS)}")
     n, stride = group.size, group.stride

@@ -22,28 +22,16 @@ from autopar.pricing.step_time import StepTime
 
 @dataclass(frozen=True, slots=True)
 class Priced:
-    """memory: of the rank that needs most. first_s: of the first gathers of all stages, which come
-    one after the other. reduce_s: of the rank whose last gradients take longest."""
+    """memory: of the rank that needs most."""
 
     time: StepTime
     memory: Memory
-    first_s: float = 0.0
-    reduce_s: float = 0.0
 
 
-def price(
-    model: CutModel,
-    state: StateSharding,
-    recompute: Recompute,
-    order: Order | None = None,
-    ends: Ends = (),
-) -> Priced:
-    """A step of ``state.microbatches`` on the cluster of ``model``. order: the schedule of a
-    pipeline that is cut at ``ends``; None: one stage."""
-    order = order or alone(state.microbatches)
-    pp = len(order.schedule.lists)
-    stages = PipelinePrices(model, model.prices.cluster, state, recompute, pp)
-    return priced(stages, order, ends or (len(model.units),))
+def price(model: CutModel, state: StateSharding, recompute: Recompute) -> Priced:
+    """A step of ``state.microbatches`` of a model that is one stage, on its own cluster."""
+    stages = PipelinePrices(model, model.prices.cluster, state, recompute, 1)
+    return priced(stages, alone(state.microbatches), (len(model.units),))
 
 
 def priced(stages: PipelinePrices, order: Order, ends: Ends) -> Priced:
@@ -51,12 +39,7 @@ def priced(stages: PipelinePrices, order: Order, ends: Ends) -> Priced:
     runs = runs_of(ends, order.schedule)
     time = stages.step(runs, order.schedule, *stages.clocked(runs, order))
     ranks = stages.memory(runs, order.schedule)
-    each = [stages.at(i).time(*run) for i, run in enumerate(runs)]
-    reduced = [0.0] * len(ranks)
-    for rank, one in zip(order.schedule.ranks, each, strict=True):
-        reduced[rank] += one.reduce_s
-    fullest = max(ranks, key=lambda rank: rank.total)
-    return Priced(time, fullest, sum(one.first_s for one in each), max(reduced))
+    return Priced(time, max(ranks, key=lambda rank: rank.total))
 
 
 @lru_cache(maxsize=256)

@@ -4,16 +4,16 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autopar.cost_models.catalogue import find_device
-from autopar.cost_models.collectives import KINDS, AxisGroup, Kind, collective_time_s
+from autopar.cost_models.collectives import KINDS, AxisGroup, Kind
 from autopar.files.cluster_file import load_cluster
 from autopar.nouns.cluster import Cluster, DeviceGroup
 from autopar.nouns.level import Level
+from tests.cost_models.collective import collective_time_s
 
 ROOT = Path(__file__).parents[2]
 SWITCHED = ["h100_8", "h100_32x8", "ethernet_2x4"]
@@ -127,17 +127,6 @@ def test_a_group_that_straddles_levels_pays_for_the_slow_one() -> None:
     outer_wire_s = 4 / 12 * 1e9 / (8 * 50e9)  # what the second node lacks, over all its ports
     assert straddling > inside
     assert straddling > outer_wire_s
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.data(), clusters, kinds, st.lists(sizes, min_size=1, max_size=5))
-def test_an_array_of_sizes_is_priced_as_each_alone(
-    data: st.DataObject, cluster: Cluster, kind: Kind, many: list[float]
-) -> None:
-    group = data.draw(groups(cluster))
-    together = collective_time_s(cluster, kind, np.array([*many, 0.0]), group)
-    alone = [collective_time_s(cluster, kind, size, group) for size in (*many, 0.0)]
-    np.testing.assert_allclose(together, alone)
 
 
 def test_one_rank_and_no_bytes_are_free() -> None:

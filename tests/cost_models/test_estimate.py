@@ -212,7 +212,7 @@ def test_experts_are_split_by_tensor_parallelism(layout: Layout, ranks: int) -> 
     assert not illegal(MIXTRAL, layout, 64)
     assert layout.expert_ranks == ranks
     whole = fullest(MIXTRAL, replace(layout, ep=1, etp=1), Software()).parameters
-    routed = MIXTRAL.layer_parameters[1] * MIXTRAL.layers / layout.pp * 2
+    routed = MIXTRAL.moe_layer_parameters[1] * MIXTRAL.layers / layout.pp * 2
     split = fullest(MIXTRAL, layout, Software()).parameters
     assert whole - split == pytest.approx(routed * (1 - 1 / ranks), rel=1e-6)
 

@@ -16,13 +16,14 @@ from autopar.cost_models.calibrate import (
     op_rates,
     overlap_contention,
 )
-from autopar.cost_models.collectives import AxisGroup, collective_time_s
+from autopar.cost_models.collectives import AxisGroup
 from autopar.cost_models.compute import OpRate, op_rate, op_time_s
 from autopar.cost_models.profile_db import Machine, Measurement, ProfileDb
 from autopar.cost_models.profile_file import ProfileError
 from autopar.cost_models.provenance import collective_origins, op_origins
 from autopar.files.cluster_file import load_cluster
 from autopar.nouns.cluster import Cluster
+from tests.cost_models.collective import collective_time_s
 
 ROOT = Path(__file__).parents[2]
 HERE = Machine("H100", "driver 1", "torch 2.13.0")

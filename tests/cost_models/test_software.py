@@ -20,10 +20,11 @@ from autopar.nouns.cluster import DeviceGroup
 from autopar.nouns.layout import Layout
 from autopar.nouns.recompute import Recompute
 from autopar.nouns.style import Style
+from autopar.pipeline.actions import Action
 from autopar.pipeline.play import Costs, play
 from autopar.pipeline.schedules.table import SCHEDULES, schedule
 from autopar.planner.family.pins import RECOMPUTES
-from autopar.planner.family.runs import KEY_TILE, TrainingRun, memory_of, step_of
+from autopar.planner.family.runs import KEY_TILE, TrainingRun, _staged, memory_of, step_of
 from autopar.planner.family.stages import layers_of
 from autopar.pricing.software.figures import Figures, Product
 from autopar.pricing.software.memory import saved_bytes
@@ -70,7 +71,8 @@ def test_a_layer_has_the_products_of_its_matrices(
     assert unit.attention.keys == arch.seq
     assert unit.attention.scores == tokens * arch.seq * arch.heads / tp
     assert unit.attention.kv_bytes == 2 * 2 * tokens * max(arch.kv_heads, tp) * arch.dim / tp
-    stored = arch.layer_parameters[0] + arch.hidden * arch.experts * (tp - 1)  # routers are whole
+    own = arch.moe_layer_parameters[0] if arch.is_moe else arch.dense_layer_parameters
+    stored = own + arch.hidden * arch.experts * (tp - 1)  # routers are whole
     norms = (2 if arch.gated else 4) * arch.hidden
     assert unit.parameters == stored / tp + norms
     assert ends.head == Product("head", tokens, arch.vocab / tp, arch.hidden)
@@ -274,20 +276,17 @@ def test_a_long_schedule_is_priced_as_it_is_played(
 
 def costs_of(run: TrainingRun) -> Costs:
     """Of every action of a run's stages, as `play` asks for them."""
-    from autopar.planner.family.runs import _staged
-
     staged = _staged(run)
     times = [staged.stages.time(*units) for units in staged.runs]
     sent = staged.stages.sent(staged.runs, staged.order.schedule)
 
-    def action_s(action: object) -> float:
-        stage, kind = action.stage, action.kind  # type: ignore[attr-defined]
-        time = times[stage]
-        if kind == "F":
+    def action_s(action: Action) -> float:
+        time = times[action.stage]
+        if action.kind == "F":
             return float(time.forward_s)
-        if kind == "W":
+        if action.kind == "W":
             return float(time.weights_s)
-        return float(time.backward_s - (time.weights_s if kind == "I" else 0.0))
+        return float(time.backward_s - (time.weights_s if action.kind == "I" else 0.0))
 
     def send_s(source: int, target: int) -> float:
         pair = min(source, target), max(source, target)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from autopar.cost_models.calibrate import calibrate
 from autopar.cost_models.catalogue import catalogue
-from autopar.cost_models.collectives import AxisGroup, collective_time_s
+from autopar.cost_models.collectives import AxisGroup
 from autopar.cost_models.compute import op_rate
 from autopar.cost_models.physics import Bound, Impossible, check
 from autopar.cost_models.precision import compute_dtype
@@ -31,6 +31,7 @@ from autopar.planner.solve import alarms
 from autopar.planner.staged import cores
 from autopar.pricing.utilization import cluster_peak_s
 from autopar.rules.work import PRODUCTS, op_work
+from tests.cost_models.collective import collective_time_s
 from tests.planner.dtype_mixes import MIXES, B, S
 
 DEVICES = sorted(catalogue())

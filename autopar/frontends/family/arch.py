@@ -144,19 +144,6 @@ class Arch:
         routed = sum(m.parameters for m in self.expert_mlp)
         return shared + self.hidden * self.experts, routed
 
-    @cached_property
-    def layer_parameters(self) -> tuple[int, int]:
-        """(outside routed experts, in routed experts) of an average layer."""
-        return self.mean_parameters(self.moe_layers / self.layers)
-
-    def mean_parameters(self, share: float) -> tuple[int, int]:
-        """The same of layers of which `share` have experts."""
-        outside, routed = self.moe_layer_parameters
-        return (
-            round(self.dense_layer_parameters * (1 - share) + outside * share),
-            round(routed * share),
-        )
-
     @property
     def embedding_parameters(self) -> int:
         """Parameters of the token and position tables, without the output head."""

@@ -69,10 +69,6 @@ class Played:
 Item = Shape | Core | Played
 
 
-def _most_split(shape: Shape) -> tuple[int, int]:
-    return -shape.candidate.model.device_count, shape.samples
-
-
 @dataclass(slots=True)
 class Pipelines:
     """The search. ``tried``: shapes that were opened; ``bound_s``: of all pipelines; ``refused``:
