@@ -7,12 +7,14 @@ in a microbatch, and keeps what stages of equal layers take.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from autopar.cost_models.physics import broken
 from autopar.nouns.plan import Memory
 from autopar.nouns.recompute import Recompute
 from autopar.pipeline.schedules.one_way import one_f_one_b
+from autopar.pricing.bounds import pipeline_bounds
 from autopar.pricing.cut_model import CutModel
 from autopar.pricing.pipeline import PipelinePrices, runs_of
 from autopar.pricing.sends import Ends, Order
@@ -22,8 +24,8 @@ from autopar.pricing.step_time import StepTime
 
 @dataclass(frozen=True, slots=True)
 class Priced:
-    """memory: of the rank that needs most; alarm: what of its figures cannot be, and so none is to
-    be trusted."""
+    """memory: of the fullest device, and of the fullest host; alarm: what of its figures cannot be,
+    and so none is to be trusted."""
 
     time: StepTime
     memory: Memory
@@ -36,12 +38,18 @@ def price(model: CutModel, state: StateSharding, recompute: Recompute) -> Priced
     return priced(stages, alone(state.microbatches), (len(model.units),))
 
 
-def priced(stages: PipelinePrices, order: Order, ends: Ends) -> Priced:
-    """These stages under this schedule."""
+def priced(
+    stages: PipelinePrices, order: Order, ends: Ends, state: tuple[int, int] | None = None
+) -> Priced:
+    """These stages under this schedule; ``state``: bytes that ranks must hold together."""
     runs = runs_of(ends, order.schedule)
-    time = stages.step(runs, order.schedule, *stages.clocked(runs, order))
     ranks = stages.memory(runs, order.schedule)
-    return Priced(time, max(ranks, key=lambda rank: rank.total))
+    time = stages.step(runs, order.schedule, *stages.clocked(runs, order))
+    memory = max(ranks, key=lambda rank: rank.total / rank.limit)
+    hosted = max(ranks, key=lambda rank: rank.host / max(1, rank.host_limit))
+    memory = replace(memory, host=hosted.host, host_limit=hosted.host_limit)
+    each = stages.state.mesh.device_count
+    return Priced(time, memory, broken(pipeline_bounds(ranks, each, state)) if state else "")
 
 
 @lru_cache(maxsize=256)

@@ -33,7 +33,7 @@ class Alarms:
 
     def on(self, answer: Answer) -> str:
         """What of the figures of ``answer`` cannot be; empty where nothing stands against them."""
-        # Ranks of a pipeline differ: `piped` has looked at them together.
+        # Ranks of a pipeline differ: `priced` has looked at them together.
         priced, least = answer.priced, {} if answer.decided.stages else self.least
         bounds = layout_bounds(priced.time, priced.memory, self.at_peak_s, least)
         return priced.alarm or broken(bounds)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from autopar.cost_models.physics import Impossible
@@ -105,20 +105,26 @@ def drop(now: Standings, answer: Answer) -> Standings:
 
 def lose(now: Standings, answer: Answer) -> Standings:
     """Remembers an answer that fits and is not the best."""
-    of, lost = family(answer.decided), _runner_up(answer, "")
-    if of in now.lost and lost.step_time_s >= now.lost[of].step_time_s:
-        return now
-    return replace(now, lost={**now.lost, of: lost})
+    return replace(now, lost=_with(now.lost, answer, "", _seconds))
 
 
 def _does_not_fit(now: Standings, answer: Answer) -> Standings:
-    of, needed = family(answer.decided), answer.priced.memory.total
-    if now.tightest is None or needed < now.tightest.priced.memory.total:
+    memory = answer.priced.memory
+    if now.tightest is None or memory.total < now.tightest.priced.memory.total:
         now = replace(now, tightest=answer)
-    if of in now.too_big and needed >= now.too_big[of].memory_bytes:
-        return now
-    lost = _runner_up(answer, f"does not fit by {short_text(answer.priced.memory)}")
-    return replace(now, too_big={**now.too_big, of: lost})
+    why = f"does not fit by {short_text(memory)}"
+    return replace(now, too_big=_with(now.too_big, answer, why, lambda lost: lost.memory_bytes))
+
+
+def _with(
+    known: Mapping[Family, RunnerUp],
+    answer: Answer,
+    why: str,
+    figure: Callable[[RunnerUp], float],
+) -> Mapping[Family, RunnerUp]:
+    """``known``, with ``answer`` where its figure is the least of its family."""
+    of, lost = family(answer.decided), _runner_up(answer, why)
+    return known if of in known and figure(lost) >= figure(known[of]) else {**known, of: lost}
 
 
 def beat(now: Standings, candidate: Candidate, bound_s: float, pp: int = 1) -> Standings:

@@ -23,12 +23,13 @@ from autopar.pipeline.cuts import Mask, NoCuts, cut
 from autopar.planner.ask.candidates import StateLayout
 from autopar.planner.ask.question import Answer, Question
 from autopar.planner.solve.solved import state_of
-from autopar.planner.staged.in_full import piped
 from autopar.planner.staged.lightening import lightened
 from autopar.planner.staged.pipeline_models import Model
 from autopar.planner.staged.shapes import Core
+from autopar.pricing.bounds import state_bytes
 from autopar.pricing.memory import overhead
 from autopar.pricing.pipeline import Choice, Figure, PipelinePrices, runs_of
+from autopar.pricing.priced import priced
 from autopar.pricing.runs import Table
 from autopar.pricing.sends import Ends, Order, Sends
 from autopar.pricing.stage_time import stage_time
@@ -314,7 +315,8 @@ class CoreTrials:
             for stage in schedule.routes[0]
         )
         decided = replace(decided, stages=stages, order=self.order)
-        return piped(self.question, decided, prices, self.order, trial.ends)
+        state = state_bytes(self.question.graph)
+        return Answer(decided, priced(prices, self.order, trial.ends, state))
 
 
 def _moves(ends: Ends) -> Iterator[Ends]:
