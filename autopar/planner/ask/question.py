@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.graph import Graph
-from autopar.nouns.layout import LayoutError, Pins
+from autopar.nouns.layout import LayoutError, Pins, divisors
 from autopar.nouns.plan import RunnerUp, Spread, Stage
 from autopar.pipeline.actions import Lists, to_text
 from autopar.planner.ask.candidates import Candidate, StateLayout
@@ -51,6 +51,13 @@ class Question:
         """Whether the search may put the optimizer's state into host memory where it is short."""
         free = self.pins.offload is None
         return free and not offload_obstacle(self.cluster, self.optimizer, self.framework)
+
+    @property
+    def pipeline_ranks(self) -> list[int]:
+        """How many beside one may be tried."""
+        if self.pins.pp is not None:
+            return [self.pins.pp] if self.pins.pp > 1 else []
+        return [] if self.framework == "jax" else divisors(self.cluster.device_count)[1:]
 
     def legal(self, listed: Sequence[Candidate]) -> list[Candidate]:
         """Those that cut the batch no further than its samples may be taken apart.

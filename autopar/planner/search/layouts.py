@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.errors import UserError
-from autopar.nouns.layout import LayoutError, divisors
+from autopar.nouns.layout import LayoutError
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.text.cluster import devices_text
 from autopar.planner.ask.candidates import Candidate, candidates
@@ -132,17 +132,10 @@ def _steps(
         now = alone.refined(now.best, now)
         yield now
     one_stage, pipelines = now.best, Pipelines(question, alone.solver)
-    now = yield from pipelines.search(_pipeline_degrees(question), firsts, now)
+    now = yield from pipelines.search(question.pipeline_ranks, firsts, now)
     now = _settled(question, one_stage, now)
     yield now
     return now
-
-
-def _pipeline_degrees(question: Question) -> list[int]:
-    """Numbers of pipeline ranks beside 1 that may be tried."""
-    if question.pins.pp is not None:
-        return [question.pins.pp] if question.pins.pp > 1 else []
-    return [] if question.framework == "jax" else divisors(question.cluster.device_count)[1:]
 
 
 def _settled(question: Question, one_stage: Answer | None, now: Standings) -> Standings:
