@@ -25,7 +25,7 @@ from autopar.nouns.sharding import DEFERRED, PARTIAL, WHOLE, Placement, Sharding
 from autopar.rules.cut import BatchCut
 from autopar.rules.notation import BoundRule
 from autopar.rules.registry import bind
-from autopar.rules.resharding import Collective, Step, collectives, reshard
+from autopar.rules.resharding import RINGS, Collective, Step, collectives, reshard
 from autopar.rules.strategies import Strategy, flows, shardings
 from autopar.rules.work import extents, factor_names
 
@@ -126,13 +126,13 @@ def lower(
     for name in graph.outputs:
         readers[name].append((Op("output", (name,), ()), 0))
 
-    def settle(tensor: Tensor, produced: Sharding) -> None:
+    def settle(tensor: Tensor, produced: Sharding, usual: Sharding) -> None:
         text = spread.shared.get(key(block, tensor.name))
         shared = produced
         if text is not None and len(readers[tensor.name]) > 1:
             model = Sharding.parse(text)
             shared = Sharding.of(
-                (a, produced.on(a) if a in BATCH_AXES else model.on(a)) for a in mesh.axes
+                (a, usual.on(a) if a in BATCH_AXES else model.on(a)) for a in mesh.axes
             )
         steps = _steps(tensor, produced, shared, mesh, block, tensor.differentiable)
         tensors[tensor.name] = LoweredTensor(tensor, produced, shared, steps)
@@ -145,14 +145,15 @@ def lower(
         elif tensor.role == "input":
             axes = (a for a in mesh.axes if a in BATCH_AXES)
             dims = ((a, cut.on(a).dims.get(tensor.name)) for a in axes)
-            settle(tensor, Sharding.of((a, split(dim)) for a, dim in dims if dim is not None))
+            cuts = Sharding.of((a, split(dim)) for a, dim in dims if dim is not None)
+            settle(tensor, cuts, cuts)
         elif tensor.role in ("parameter", "buffer"):
             stored = Sharding.parse(spread.parameters.get(key(block, tensor.name), "R"))
             batch = DEFERRED if tensor.differentiable else WHOLE
             produced = Sharding.of(
                 (a, batch if a in BATCH_AXES else stored.on(a)) for a in mesh.axes
             )
-            settle(tensor, produced)
+            settle(tensor, produced, produced)
 
     lowered: list[LoweredOp] = []
     for op in graph.ops:
@@ -161,22 +162,29 @@ def lower(
         if op.kind == "block":
             body = blocks[op.attrs["block"]]
             wants = tuple(body.tensors[n].produced for n in body.graph.inputs)
-            gives = tuple(o.wanted for o in body.outputs)
+            usual = gives = tuple(o.wanted for o in body.outputs)
             into = tuple(
                 body.graph.tensors[inner].differentiable and graph.tensors[outer].differentiable
                 for inner, outer in zip(body.graph.inputs, op.inputs, strict=True)
             )
         else:
             bound = bind(op, graph.tensors)
-            strategy = _strategy(op, spread, mesh, cut, block)
+            where = key(block, op.name)
+            decided = Strategy.parse(spread.ops.get(where, "whole"))
+            strategy = _strategy(decided, where, mesh, cut)
             into, out = flows(op, graph.tensors)
             wants, gives = shardings(bound, strategy, mesh, into, out)
+            usual = gives
+            if any(axis in BATCH_AXES for axis, _ in decided.choices):
+                # Readers share what the op would give if it did there what it does mostly.
+                others = Strategy(tuple(c for c in decided.choices if c[0] not in BATCH_AXES))
+                _, usual = shardings(bound, _strategy(others, where, mesh, cut), mesh, into, out)
         operands = tuple(
             Operand(n, w, _steps(graph.tensors[n], tensors[n].shared, w, mesh, block, grad), grad)
             for n, w, grad in zip(op.inputs, wants, into, strict=True)
         )
-        for name, produced in zip(op.outputs, gives, strict=True):
-            settle(graph.tensors[name], produced)
+        for name, produced, shares in zip(op.outputs, gives, usual, strict=True):
+            settle(graph.tensors[name], produced, shares)
         lowered.append(LoweredOp(op, bound, strategy, operands, gives))
 
     outputs: list[Operand] = []
@@ -215,10 +223,10 @@ def _share(loss: Placement) -> Placement:
     return PARTIAL if loss == WHOLE else loss
 
 
-def _strategy(op: Op, spread: Spread, mesh: Mesh, cut: BatchCut, block: str | None) -> Strategy:
-    where = key(block, op.name)
-    model = Strategy.parse(spread.ops.get(where, "whole"))
-    choices = ((a, cut.on(a).choices[where] if a in BATCH_AXES else model.on(a)) for a in mesh.axes)
+def _strategy(decided: Strategy, where: str, mesh: Mesh, cut: BatchCut) -> Strategy:
+    """What a plan says of an op; axes of the batch of which it says nothing follow the batch."""
+    usual = ((a, cut.on(a).choices[where] if a in BATCH_AXES else "") for a in mesh.axes)
+    choices = ((a, decided.on(a) or choice) for a, choice in usual)
     return Strategy(tuple((axis, choice) for axis, choice in choices if choice))
 
 
@@ -327,13 +335,15 @@ def internal_collectives(op: LoweredOp, mesh: Mesh) -> Iterator[tuple[str, Colle
     """(direction, collective) inside the op's own implementation under its strategy."""
     assert op.bound is not None
     local = extents(op.bound, op.strategy, mesh)
-    moves = ((each.factor, m) for each in op.bound.rule.implementations for m in each.moves)
-    for factor, inside in moves:
+    moves = ((each.choice, m) for each in op.bound.rule.implementations for m in each.moves)
+    for wanted, inside in moves:
         for axis, choice in op.strategy.choices:
-            if choice == factor and mesh.size(axis) > 1:
+            if choice == wanted and mesh.size(axis) > 1:
                 names = factor_names(op.bound, inside.dims)
                 numel = math.prod(local[name] for name in names) * inside.count
                 size = numel * DTYPE_BYTES[inside.dtype]
+                if inside.kind in RINGS:
+                    size *= mesh.size(axis)
                 yield inside.direction, Collective(inside.kind, axis, size)
 
 

@@ -8,6 +8,8 @@ pp             the model's depth, into stages             nothing: stages have t
 dp_replicate   the samples of the batch                   keeps it whole
 dp_shard       the samples of the batch                   shares it, as ZeRO says
 cp             the batch along its sequences              keeps it whole
+cp_head        the same inside pieces of cp; attention    keeps it whole
+               splits heads there
 ep, tp         factors of ops, as the plan says of each   keeps it whole
 =============  =========================================  ====================================
 
@@ -22,7 +24,8 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from types import MappingProxyType
 
-PIPELINE, REPLICATE, SHARD, CONTEXT, EXPERT, TENSOR = "pp dp_replicate dp_shard cp ep tp".split()
+PIPELINE, REPLICATE, SHARD, CONTEXT = "pp dp_replicate dp_shard cp".split()
+HEADS, EXPERT, TENSOR = "cp_head ep tp".split()
 MICROBATCH = "microbatch"
 
 
@@ -49,6 +52,7 @@ TABLE: Mapping[str, Axis] = MappingProxyType(
         REPLICATE: Axis(Role.SAMPLES, "the batch; everything else is whole"),
         SHARD: Axis(Role.SAMPLES, "the batch, and what ZeRO splits"),
         CONTEXT: Axis(Role.SEQUENCES, "sequences"),
+        HEADS: Axis(Role.SEQUENCES, "sequences, and heads in attention"),
         EXPERT: Axis(Role.OPS, "experts"),
         TENSOR: Axis(Role.OPS, "tensors of the model"),
     }

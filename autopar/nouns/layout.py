@@ -24,13 +24,14 @@ from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Any
 
-from autopar.nouns.axes import CONTEXT, EXPERT, PIPELINE, REPLICATE, SHARD, TENSOR
+from autopar.nouns.axes import CONTEXT, EXPERT, HEADS, PIPELINE, REPLICATE, SHARD, TENSOR
 from autopar.nouns.errors import UserError, did_you_mean
 from autopar.nouns.offload import OFFLOAD
 from autopar.nouns.recompute import ATTENTION, KEEP_ALL, POLICIES, Recompute
 from autopar.nouns.zero import ZERO_LEVELS
 
-DEGREES = (REPLICATE, SHARD, TENSOR, CONTEXT, EXPERT, PIPELINE)
+RING_RANKS = "cp_ring"
+DEGREES = (REPLICATE, SHARD, TENSOR, CONTEXT, RING_RANKS, HEADS, EXPERT, PIPELINE)
 _DIGITS = 12
 """More of them are a slip of the finger; Python would take up to thousands."""
 _SWITCH = ("off", "on")
@@ -55,6 +56,9 @@ class Pins:
     dp_shard: int | None = None
     tp: int | None = None
     cp: int | None = None
+    cp_ring: int | None = None
+    """Of ``cp``, the ranks among which attention splits rows; ``cp_head``: heads."""
+    cp_head: int | None = None
     ep: int | None = None
     etp: int | None = None
     pp: int | None = None
@@ -89,6 +93,8 @@ class Pins:
 
 
 NAMES = tuple(one.name for one in fields(Pins))
+_NOT_OF_LAYOUTS = ("microbatches", RING_RANKS, HEADS)
+"""What layouts of published software do not say."""
 WORDS: Mapping[str, Sequence[str]] = MappingProxyType(
     {
         "zero": tuple(map(str, ZERO_LEVELS)),
@@ -251,14 +257,14 @@ class Layout:
 
     def pins(self) -> Pins:
         """All choices, but for those that most layouts leave alone and this one too."""
-        every = {name: getattr(self, name) for name in NAMES if name != "microbatches"}
+        every = {name: getattr(self, name) for name in NAMES if name not in _NOT_OF_LAYOUTS}
         rare = {"etp": 0, "offload": OFFLOAD[0], "uneven": False}
         return Pins(**{n: v for n, v in every.items() if n not in rare or v != rare[n]})
 
     def shortest(self) -> Pins:
         """Without what is usual, but for what is so by the degrees: `zero`."""
         usual, kept = Layout(self.global_batch), ("global_batch", "zero")
-        names = [n for n in NAMES if n != "microbatches" and n not in kept]
+        names = [n for n in NAMES if n not in (*_NOT_OF_LAYOUTS, *kept)]
         return self.pins().without(*(n for n in names if getattr(self, n) == getattr(usual, n)))
 
     def __str__(self) -> str:

@@ -7,6 +7,7 @@ in mixed radix; the last axis varies fastest, so it holds the devices that are c
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from autopar.nouns.axes import BATCH, OPS, SAMPLES
@@ -31,6 +32,10 @@ class Mesh:
     def size(self, axis: str) -> int:
         """Ranks along ``axis``; 1 where the mesh does not have it."""
         return self.sizes[self.axes.index(axis)] if axis in self.axes else 1
+
+    def ways(self, axes: Iterable[str]) -> int:
+        """Ranks along several axes together."""
+        return math.prod(map(self.size, axes))
 
     def stride(self, axis: str) -> int:
         """Distance in linear rank order between neighbours along ``axis``."""

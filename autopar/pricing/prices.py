@@ -19,7 +19,7 @@ from autopar.pricing.software.figures import Figures
 from autopar.pricing.software.trainer import Trainer
 from autopar.pricing.units.moves import move_time_s
 from autopar.rules.fusion import ALONE, Fusion
-from autopar.rules.resharding import Collective, Step, collectives
+from autopar.rules.resharding import RINGS, Collective, Step, collectives
 from autopar.rules.strategies import flows
 from autopar.rules.work import Work, extents, op_work
 
@@ -88,9 +88,25 @@ class Prices:
 
         ``scope``: the block whose body it lies in.
         """
-        forward, backward = self.compute(op, tensors, scope)
-        inside = sum(self.collective(moved) for _, moved in internal_collectives(op, self.mesh))
-        return forward + backward + inside
+        return sum(self.compute(op, tensors, scope)) + sum(self.inside(op, tensors, scope))
+
+    def inside(
+        self, op: LoweredOp, tensors: Mapping[str, Tensor], scope: str | None
+    ) -> tuple[int, int]:
+        """(forward, backward) picoseconds of the op's own collectives that its compute leaves bare.
+
+        What passes around a ring of n ranks does so while all of its n blocks but one compute.
+        """
+        moved = {"forward": 0, "backward": 0}
+        ways = 1
+        for direction, inside in internal_collectives(op, self.mesh):
+            moved[direction] += self.collective(inside)
+            ways = max(ways, self.mesh.size(inside.axis) if inside.kind in RINGS else 1)
+        if ways > 1:
+            computed = self.compute(op, tensors, scope)
+            hides = [picoseconds * (ways - 1) // ways for picoseconds in computed]
+            return max(moved["forward"] - hides[0], 0), max(moved["backward"] - hides[1], 0)
+        return moved["forward"], moved["backward"]
 
     def compute(
         self, op: LoweredOp, tensors: Mapping[str, Tensor], scope: str | None

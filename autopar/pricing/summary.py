@@ -202,11 +202,12 @@ def _moved(lowered: Lowered, prices: Prices) -> tuple[tuple[int, int], tuple[int
         met_forward += ahead > 0
         met_backward += back > 0
     for op in lowered.ops:
-        for direction, moved in internal_collectives(op, lowered.mesh) if op.bound else ():
-            if direction == "forward":
-                forward, met_forward = forward + prices.collective(moved), met_forward + 1
-            else:
-                backward, met_backward = backward + prices.collective(moved), met_backward + 1
+        met = [way for way, _ in internal_collectives(op, lowered.mesh)] if op.bound else []
+        if met:
+            ahead, back = prices.inside(op, tensors, scope)
+            forward, backward = forward + ahead, backward + back
+            met_forward += met.count("forward")
+            met_backward += met.count("backward")
     return (forward, backward), (met_forward, met_backward)
 
 

@@ -3,7 +3,9 @@
 Query heads are made of kv heads ``g`` and the queries ``r`` that share one: h = (g r). An axis that
 splits g gives every rank whole groups. An axis may split r where g is down to one a rank: keys and
 values are then whole there. An axis along sequences splits the queries' rows ``s``, and gathers
-keys and values (Dubey et al. 2024, The Llama 3 herd of models, section 3.3.2).
+keys and values (Dubey et al. 2024, The Llama 3 herd of models, section 3.3.2) or has pieces of them
+that pass around a ring (Liu et al. 2023, Ring attention, section 3), or splits heads (Jacobs et al.
+2023, DeepSpeed Ulysses, section 3): that is a resharding before, and one behind.
 """
 
 from __future__ import annotations
@@ -11,8 +13,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from autopar.nouns.graph import Op, Tensor
-from autopar.rules.implementations.table import CAUSAL_ROWS, LOCAL_REPEATS, ROWS
-from autopar.rules.notation import Implemented, Kept, Rule, RuleError, RuleMaker
+from autopar.rules.implementations.table import (
+    CAUSAL_RING,
+    CAUSAL_ROWS,
+    LOCAL_REPEATS,
+    RING,
+    ROWS,
+)
+from autopar.rules.notation import Implemented, Internal, Kept, Rule, RuleError, RuleMaker
+from autopar.rules.resharding import PASSES, PASSES_HOME
 from autopar.rules.terms import text
 
 # The flash backward computes the scores again and then four products, against two forward
@@ -33,7 +42,7 @@ def _attention(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]
     terms = [["b", heads, "s", "d!"], ["b", "g", "t!", "d!"], ["b", "g", "t!", "e!"]]
     if len(operands) > 3:
         mask = operands[3].shape
-        whole = ["b", heads, "s", "t!"][4 - len(mask) :]
+        whole = ["b", heads, "s", "m!"][4 - len(mask) :]  # a ring needs all of its columns
         terms.append(["1" if n == 1 else f for f, n in zip(whole, mask, strict=True)])
     rows, columns = query[2], key[2]
     seen = 1.0
@@ -52,11 +61,27 @@ def _attention(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]
         saves=tuple(range(len(operands))),
         saves_results=(0,),
         keeps=(Kept(("b", *heads_kept, "s"), 4),),
-        implementations=(Implemented("s", CAUSAL_ROWS if op.attrs.get("causal") else ROWS),),
+        implementations=_rows(op, operands),
         flop_terms=((2.0 * seen, (*space, "d")), (2.0 * seen, (*space, "e"))),
         backward=FLASH_BACKWARD,
         cost="attention",
     )
+
+
+def _rows(op: Op, operands: tuple[Tensor, ...]) -> tuple[Implemented, ...]:
+    """How queries' rows are split: against gathered keys, or against such as pass by."""
+    causal = op.attrs.get("causal")
+    plain = Implemented("s", CAUSAL_ROWS if causal else ROWS)
+    key, value = operands[1:3]
+    if op.attrs.get("dropout_p") or (causal and operands[0].shape[2] != key.shape[2]):
+        return (plain,)
+    if any(t.differentiable for t in operands[3:]):
+        return (plain,)
+    pairs = ((("b", "g", "t", "d"), key), (("b", "g", "t", "e"), value))
+    moves = [Internal(PASSES, "forward", dims, 1, t.dtype) for dims, t in pairs]
+    moves += [Internal(PASSES, "backward", dims, 1, t.dtype) for dims, t in pairs]
+    moves += [Internal(PASSES_HOME, "backward", dims, 1, t.dtype) for dims, t in pairs]
+    return (plain, Implemented("s", CAUSAL_RING if causal else RING, tuple(moves), ("t",)))
 
 
 def _rotary(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:

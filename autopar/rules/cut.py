@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from autopar.nouns.axes import CONTEXT
+from autopar.nouns.axes import SEQUENCES
 from autopar.nouns.graph import Graph
 from autopar.rules.batch import batch_flow, data_choices
 from autopar.rules.pieces import BatchMixed
@@ -41,7 +41,7 @@ class BatchCut:
 
     def on(self, axis: str) -> Cut:
         """Of an axis that splits the batch, or of microbatches."""
-        if axis != CONTEXT:
+        if axis not in SEQUENCES:
             return self.samples
         assert self.sequences is not None, "the sequences of this batch were not followed"
         return self.sequences

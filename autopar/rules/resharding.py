@@ -60,6 +60,9 @@ TRANSITIONS: dict[tuple[str, str], tuple[str, str]] = {
     ("D", "R"): (NONE, KEEP_FIRST),
     ("D", "P"): (KEEP_FIRST, KEEP_FIRST),
 }
+PASSES, PASSES_HOME = "passes", "passes_home"
+RINGS = (PASSES, PASSES_HOME)
+"""Inside an op alone: pieces that pass all ranks in n - 1 hops, and in n, back to their own."""
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
 

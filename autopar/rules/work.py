@@ -145,13 +145,13 @@ def extents(bound: BoundRule, strategy: Strategy, mesh: Mesh) -> dict[str, int]:
     """The extent of every factor on the rank that has the largest pieces."""
     local = {name: factor.size for name, factor in bound.factors.items()}
     for axis, choice in strategy.choices:
-        if choice in local:
-            local[choice] = -(-local[choice] // mesh.size(axis))
+        for name in bound.splits(choice):
+            local[name] = -(-local[name] // mesh.size(axis))
     return local
 
 
 def split_ways(strategy: Strategy, mesh: Mesh) -> dict[str, int]:
-    """How many ways each factor is split."""
+    """How many ways each choice splits what it does."""
     ways: dict[str, int] = {}
     for axis, choice in strategy.choices:
         ways[choice] = ways.get(choice, 1) * mesh.size(axis)
@@ -180,8 +180,8 @@ def flops(
 
 
 def most_work(rule: Rule, ways: Mapping[str, int]) -> float:
-    """What the rank that has most does of an op, times an equal share. ``ways``: by factor."""
-    split = ((each, ways.get(each.factor, 1)) for each in rule.implementations)
+    """What the rank that has most does of an op, times an equal share. ``ways``: by choice."""
+    split = ((each, ways.get(each.choice, 1)) for each in rule.implementations)
     return math.prod(each.row.work(n) for each, n in split if n > 1)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from autopar.nouns.axes import CONTEXT
+from autopar.nouns.axes import SEQUENCES
 from autopar.nouns.batch import BatchEntry
 from autopar.runtime.pytorch.parameters import as_computed
 from autopar.runtime.pytorch.ranks import Ranks
@@ -159,7 +159,7 @@ def own_tokens(name: str, value: Any, ranks: Ranks, settings: Settings) -> Any:
     """Of an entry with sequences, dim 1, the piece of this rank along ``cp``; asked where the rank
     computes, since pieces of a host's memory cannot be copied without a wait. Raises `ProgramError`
     where it does not divide."""
-    width = ranks.size(CONTEXT)
+    width = ranks.size(*SEQUENCES)
     if name not in settings.sequences or width == 1:
         return value
     if value.shape[1] % width:
@@ -168,7 +168,7 @@ def own_tokens(name: str, value: Any, ranks: Ranks, settings: Settings) -> Any:
             "ranks of cp: give sequences of the length that was planned for, or plan for these"
         )
     length = value.shape[1] // width
-    return value.narrow(1, ranks.index(CONTEXT) * length, length).contiguous()
+    return value.narrow(1, ranks.index(*SEQUENCES) * length, length).contiguous()
 
 
 def moved(value: Any, device: torch.device) -> Any:

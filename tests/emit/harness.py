@@ -19,7 +19,7 @@ from autopar.frontends.shared.captured import Captured
 from autopar.lowering.counts import label_collectives
 from autopar.lowering.precision import at_precision
 from autopar.lowering.spread import Lowered, activation_collectives, lower
-from autopar.nouns.axes import BATCH, CONTEXT, SAMPLES
+from autopar.nouns.axes import BATCH, SAMPLES, SEQUENCES
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Plan, Spread, Stage
 from autopar.nouns.recompute import Recompute
@@ -58,7 +58,7 @@ def emitted(
     dims = {e.name: e.batch_dim for e in captured.batch if e.batch_dim is not None}
     # What cannot be cut is an error here, where a plan would have one data rank.
     samples = Cut(dims, batch_flow(captured.graph, dims).choices)
-    along = batch_cut(captured.graph, dims, spread.mesh.size(CONTEXT)).sequences
+    along = batch_cut(captured.graph, dims, spread.mesh.ways(SEQUENCES)).sequences
     graph = at_precision(captured.graph, changes.get("precision", "float32"))
     lowered = lower(graph, spread, microbatches, BatchCut(samples, along))
     recompute = Recompute.parse(changes.pop("recompute", "none"))
@@ -209,9 +209,10 @@ def cut(
         for i, part in enumerate(tensor.chunk(micro) if name not in whole else [tensor] * micro):
             for axis in data if name not in whole else ():
                 part = part.chunk(mesh.size(axis))[place[axis]]
-            along = made.lowered.tensors[name].produced.on(CONTEXT)
-            if along.kind == "S":
-                part = part.chunk(mesh.size(CONTEXT), along.dim)[place[CONTEXT]]
+            for axis in (a for a in mesh.axes if a in SEQUENCES):
+                along = made.lowered.tensors[name].produced.on(axis)
+                if along.kind == "S":
+                    part = part.chunk(mesh.size(axis), along.dim)[place[axis]]
             pieces[i][name] = part
     return pieces
 

@@ -36,7 +36,7 @@ from autopar.lowering.counts import counted
 from autopar.lowering.precision import HALF
 from autopar.lowering.spread import MICROBATCH, SAMPLE_AXES, Lowered
 from autopar.lowering.stages import StagePart, stage_parts
-from autopar.nouns.axes import CONTEXT, SHARD
+from autopar.nouns.axes import SEQUENCES, SHARD
 from autopar.nouns.offload import OFFLOAD
 from autopar.nouns.plan import Plan
 from autopar.pipeline.schedules.of_plan import schedule_of
@@ -224,8 +224,9 @@ def _settings(lowered: Lowered, plan: Plan, captured: CapturedModel | None) -> l
         whole = tuple(e.name for e in captured.batch if e.batch_dim is None)
         if whole:
             given.append(f"whole_inputs={literal(whole)}")
-    inputs = [(n, lowered.tensors[n].produced.on(CONTEXT)) for n in lowered.graph.inputs]
-    if along := tuple(name for name, placed in inputs if placed.kind == "S"):
+    inputs = {n: lowered.tensors[n].produced for n in lowered.graph.inputs}
+    cut = (n for n, placed in inputs.items() if any(placed.on(a).kind == "S" for a in SEQUENCES))
+    if along := tuple(cut):
         given.append(f"sequences={literal(along)}")
     lines = Lines(0)
     lines.add(f"SETTINGS = Settings({', '.join(given)})")

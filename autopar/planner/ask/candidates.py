@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from autopar.nouns.axes import CONTEXT, REPLICATE, SHARD, TENSOR
+from autopar.nouns.axes import CONTEXT, HEADS, REPLICATE, SHARD, TENSOR
 from autopar.nouns.layout import LayoutError, Pins, alternatives, divisors
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.offload import OFFLOAD
@@ -40,9 +40,26 @@ class Candidate:
         return self.data * self.model.device_count
 
 
-def model_mesh(tp: int, cp: int = 1) -> Mesh:
-    """Of a candidate; sequences are an axis where they are split."""
-    return Mesh((CONTEXT, TENSOR), (cp, tp)) if cp > 1 else Mesh((TENSOR,), (tp,))
+def model_mesh(tp: int, ring: int = 1, head: int = 1) -> Mesh:
+    """Of a candidate; sequences are axes where they are split."""
+    sizes = {CONTEXT: ring, HEADS: head, TENSOR: tp}
+    used = tuple(axis for axis, size in sizes.items() if size > 1 or axis == TENSOR)
+    return Mesh(used, tuple(sizes[axis] for axis in used))
+
+
+def sequence_splits(pins: Pins) -> list[tuple[int, int]]:
+    """(rows, heads): how the ranks of ``cp`` may share attention, rows alone first.
+
+    Ranks that split rows may do heads in their place, op by op, so none split heads alone unless
+    that is pinned.
+    """
+    cp = pins.cp or 1
+    return [
+        (ring, cp // ring)
+        for ring in divisors(cp)[::-1]
+        if pins.cp_ring in (None, ring)
+        and (pins.cp_head == cp // ring or (pins.cp_head is None and (ring > 1 or cp == 1)))
+    ]
 
 
 def degrees_text(mesh: Mesh, between: str = " ") -> str:
@@ -61,8 +78,9 @@ def candidates(devices: int, batch: int, pins: Pins) -> list[Candidate]:
     if not ranks:
         raise LayoutError(f"--fix {pins} does not make up {devices} devices of a stage")
     possible = [
-        Candidate(data, model_mesh(devices // cp // data, cp), count)
+        Candidate(data, model_mesh(devices // cp // data, ring, head), count)
         for data in ranks
+        for ring, head in sequence_splits(pins)
         if batch % data == 0
         for count in _microbatches(batch // data, pins.microbatch)
     ]

@@ -13,8 +13,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from autopar.nouns.axes import CONTEXT, EXPERT, PIPELINE, REPLICATE, SHARD, TENSOR
+from autopar.nouns.axes import CONTEXT, EXPERT, HEADS, PIPELINE, REPLICATE, SHARD, TENSOR
 from autopar.nouns.layout import (
+    RING_RANKS,
     WORDS,
     Grammar,
     LayoutError,
@@ -33,9 +34,12 @@ DEGREES = (REPLICATE, SHARD, TENSOR)
 LATER = (EXPERT,)
 """Counts that no backend emits above 1; the transformer family prices them."""
 ALONE = (*LATER, "sequence_parallel")
+SEQUENCE_DEGREES = (CONTEXT, RING_RANKS, HEADS)
 CHOICES = (
     *DEGREES,
     CONTEXT,
+    RING_RANKS,
+    HEADS,
     PIPELINE,
     "schedule",
     "interleave",
@@ -58,7 +62,7 @@ def unemitted(pairs: Mapping[str, str], framework: str = "torch") -> tuple[str, 
     """
 
     def emitted(name: str, text: str) -> bool:
-        if name in LATER or (name == CONTEXT and framework == "jax"):
+        if name in LATER or (name in SEQUENCE_DEGREES and framework == "jax"):
             return text.lstrip("0") == "1"
         return name != "sequence_parallel" and (name, text) != ("recompute", ATTENTION)
 
@@ -90,6 +94,7 @@ def read_pins(pairs: Mapping[str, str], devices: int) -> tuple[Pins, Lists | Non
             )
             raise LayoutError(f"--fix {name}={pairs[name]}: {why}")
     pins, actions = _scheduled(pins.without(*LATER), pins.schedule or ORDERS[0])
+    pins = _along_sequences(pins)
     pp, cp = pins.pp or 1, pins.cp or 1
     if devices % pp:
         raise LayoutError(
@@ -110,6 +115,26 @@ def read_pins(pairs: Mapping[str, str], devices: int) -> tuple[Pins, Lists | Non
             )
     _check(pins, devices // pp // cp)
     return pins, actions
+
+
+def _along_sequences(pins: Pins) -> Pins:
+    """With ``cp`` said, where it follows from ``cp_ring`` and ``cp_head``."""
+    ring, head = pins.cp_ring or 1, pins.cp_head or 1
+    if pins.cp is None:
+        return replace(pins, cp=ring * head) if ring * head > 1 else pins
+    both = pins.cp_ring is not None and pins.cp_head is not None
+    if pins.cp % (ring * head) or (both and pins.cp != ring * head):
+        product = " x ".join(
+            f"{name}={value}"
+            for name, value in ((RING_RANKS, pins.cp_ring), (HEADS, pins.cp_head))
+            if value is not None
+        )
+        raise LayoutError(
+            f"--fix cp={pins.cp} is cp_ring x cp_head, and {product} "
+            f"{'makes ' + str(ring * head) if both else 'does not divide it'}; leave cp out, or "
+            f"take {'cp=' + str(ring * head) if both else 'a divisor of ' + str(pins.cp)}"
+        )
+    return pins
 
 
 def _scheduled(pins: Pins, schedule: str) -> tuple[Pins, Lists | None]:

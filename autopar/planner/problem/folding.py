@@ -143,6 +143,7 @@ class _Folding:
             table.saved * (1 if self.recompute else calls),
             calls,
             dict(zip(op.outputs, table.gives, strict=True)),
+            self.legal.usual(scope, op),
         )
         index = self.ledger.add(node)
         for position, name in enumerate(op.inputs):

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from autopar.lowering.spread import BATCH_AXES
+from autopar.nouns.axes import HEADS, SEQUENCES
 from autopar.nouns.graph import Graph, Op
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import key
 from autopar.planner.problem.bindings import Bindings
 from autopar.rules.cut import BatchCut
 from autopar.rules.notation import BoundRule
-from autopar.rules.strategies import Strategy, flows, restricted, strategies
+from autopar.rules.strategies import Strategy, alternatives, flows, restricted, strategies
 from autopar.rules.work import PRODUCTS
 
 
@@ -42,6 +44,10 @@ class Legal:
     def model_axes(self) -> list[str]:
         return [a for a in self.mesh.axes if a not in BATCH_AXES]
 
+    @property
+    def batch_axes(self) -> list[str]:
+        return [a for a in self.mesh.axes if a in BATCH_AXES]
+
     def of(self, block: str | None, graph: Graph, op: Op) -> tuple[BoundRule, list[Strategy]]:
         """The bound rule of ``op`` and its strategies. Raises `NoStrategy`."""
         legal = self._legal.get((block, op.name))
@@ -52,7 +58,7 @@ class Legal:
     def _find(self, block: str | None, graph: Graph, op: Op) -> tuple[BoundRule, list[Strategy]]:
         bound = self.bindings.of(block, op, graph)
         where = key(block, op.name)
-        pinned = {a: self.cut.on(a).choices[where] for a in self.mesh.axes if a in BATCH_AXES}
+        pinned = {a: self._on_batch_axis(a, bound, where) for a in self.batch_axes}
         legal = strategies(bound, self.mesh, any(flows(op, graph.tensors)[1]), pinned)
         if not legal:
             raise NoStrategy(
@@ -69,8 +75,24 @@ class Legal:
             legal = split or legal
         return bound, legal
 
+    def _on_batch_axis(self, axis: str, bound: BoundRule, where: str) -> tuple[str, ...]:
+        """What follows from how the batch flows, and what may take its place."""
+        usual = self.cut.on(axis).choices[where]
+        if axis not in SEQUENCES:
+            return (usual,)
+        others = alternatives(bound, axis, usual, self.cut.samples.choices[where])
+        if axis == HEADS and others:
+            return tuple(choice for choice in others if choice in bound.factors)
+        return (usual, *others)
+
+    def usual(self, block: str | None, op: Op) -> Mapping[str, str]:
+        """By batch axis what an op does there by how the batch flows."""
+        where = key(block, op.name)
+        return {a: self.cut.on(a).choices[where] for a in self.batch_axes}
+
     def _is_even(self, strategy: Strategy, bound: BoundRule) -> bool:
         ways: dict[str, int] = {}
         for axis, choice in strategy.choices:
-            ways[choice] = ways.get(choice, 1) * self.mesh.size(axis)
-        return all(f.size % ways.get(name, 1) == 0 for name, f in bound.factors.items())
+            for name in bound.splits(choice):
+                ways[name] = ways.get(name, 1) * self.mesh.size(axis)
+        return all(bound.factors[name].size % n == 0 for name, n in ways.items())

@@ -14,6 +14,7 @@ from autopar.nouns.axes import Role
 EVERY = frozenset(Role)
 SEQUENCES = frozenset({Role.SEQUENCES})
 CAUSAL_ROWS, ROWS, GLOBAL_COUNT = "causal_rows", "rows", "global_count"
+CAUSAL_RING, RING = "causal_ring", "ring"
 MASKED_LOOKUP, VOCABULARY_PARALLEL = "masked_lookup", "vocabulary_parallel"
 SYNCHRONISED, LOCAL_GROUPS, LOCAL_REPEATS = "synchronised", "local_groups", "local_repeats"
 
@@ -30,6 +31,7 @@ class Implementation:
     lie:   how a rank's indices of the factor must lie; ``anyhow``: in several runs, too.
     roles: of the axes that the search gives to it; a batch flows over others by itself.
     work:  of the rank that has most to do, times an equal share; by the number of ranks.
+    hides: what moves inside it passes while it computes.
     """
 
     runs: str
@@ -37,6 +39,7 @@ class Implementation:
     lie: Literal["contiguous", "anyhow"] = "contiguous"
     roles: frozenset[Role] = EVERY
     work: Callable[[int], float] = lambda ways: 1.0
+    hides: bool = False
 
 
 TABLE: Mapping[str, Implementation] = MappingProxyType(
@@ -62,6 +65,22 @@ TABLE: Mapping[str, Implementation] = MappingProxyType(
         ),
         ROWS: Implementation(
             "its queries' rows, against all keys", {"pytorch": ()}, "anyhow", SEQUENCES
+        ),
+        # An equal share is that of its rows and one piece of the keys; all n pieces pass.
+        CAUSAL_RING: Implementation(
+            "its queries' rows, against the keys up to its last one as they pass around a ring",
+            {"pytorch": ("ring",)},
+            roles=SEQUENCES,
+            work=lambda ways: 2 * ways - 1,
+            hides=True,
+        ),
+        RING: Implementation(
+            "its queries' rows, against all keys as they pass around a ring",
+            {"pytorch": ("ring",)},
+            "anyhow",
+            SEQUENCES,
+            float,
+            hides=True,
         ),
         LOCAL_GROUPS: Implementation(
             "the groups of its piece, whose number is a local one", {"pytorch": ()}
