@@ -32,6 +32,8 @@ def arguments(op: LoweredOp, framework: str, whole: Callable[[int], Sequence[obj
         for argument in takes:
             if argument == "vocabulary":
                 value = str(_extent(op, name, whole))
+            elif argument == "order":
+                value = f'"{row.lie}"'
             else:
                 value = tuple_text(axes) if argument == "axes" else axes_text(axes)
             given.append(f"{argument}={value}")

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autopar.nouns.axes import BATCH, MICROBATCH, SAMPLES, SEQUENCES
 from autopar.nouns.graph import DTYPE_BYTES, Graph, Op, Tensor
@@ -90,6 +90,19 @@ class Lowered:
     blocks: Mapping[str, Lowered]
     apart: frozenset[str] = frozenset()
     """Tensors of which ranks have many short runs of a dim: their pieces in order are not it."""
+    zigzag: Mapping[str, int] | None = None
+    """Where pieces along sequences lie in zigzag (`autopar.rules.cut`): of tensors the dim that
+    does; of those that are not there, any that an axis of sequences splits."""
+
+    def lies(self, name: str, axis: str, placement: Placement) -> Placement:
+        """A placement of tensor ``name``, marked where its pieces lie in zigzag."""
+        if self.zigzag is None or axis not in SEQUENCES or placement.kind != "S":
+            return placement
+        return replace(placement, zigzag=self.zigzag.get(name, placement.dim) == placement.dim)
+
+    def lie(self, name: str, sharding: Sharding) -> Sharding:
+        """Likewise on every axis."""
+        return Sharding(tuple((a, self.lies(name, a, p)) for a, p in sharding.placements))
 
     def local_shape(self, name: str) -> tuple[int, ...]:
         """Shape of the shared copy of ``name`` on one rank, in one microbatch."""
@@ -198,12 +211,19 @@ def lower(
         steps = _steps(graph.tensors[name], shared, wanted, mesh, block, grad)
         outputs.append(Operand(name, wanted, steps, grad))
     apart = frozenset(n for n in graph.tensors if key(block, n) in cut.apart)
+    zigzag = None if cut.zigzag is None else _own_names(cut.zigzag, graph, block)
     moved = [(name, value.steps) for name, value in tensors.items()]
     moved += [(o.name, o.steps) for op in lowered for o in op.operands]
     for name, steps in moved:
         if name in apart:
             _check_in_place(tensors[name], steps, block)
-    return Lowered(graph, mesh, block, tensors, tuple(lowered), tuple(outputs), blocks, apart)
+    return Lowered(
+        graph, mesh, block, tensors, tuple(lowered), tuple(outputs), blocks, apart, zigzag
+    )
+
+
+def _own_names(at: Mapping[str, int], graph: Graph, block: str | None) -> Mapping[str, int]:
+    return {n: at[where] for n in graph.tensors if (where := key(block, n)) in at}
 
 
 def _check_in_place(value: LoweredTensor, steps: tuple[Step, ...], block: str | None) -> None:

@@ -19,6 +19,8 @@ from autopar.rules.implementations.table import (
     LOCAL_REPEATS,
     RING,
     ROWS,
+    ZIGZAG_RING,
+    ZIGZAG_ROWS,
 )
 from autopar.rules.notation import Implemented, Internal, Kept, Rule, RuleError, RuleMaker
 from autopar.rules.resharding import PASSES, PASSES_HOME
@@ -71,17 +73,20 @@ def _attention(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]
 def _rows(op: Op, operands: tuple[Tensor, ...]) -> tuple[Implemented, ...]:
     """How queries' rows are split: against gathered keys, or against such as pass by."""
     causal = op.attrs.get("causal")
-    plain = Implemented("s", CAUSAL_ROWS if causal else ROWS)
+    plain = tuple(
+        Implemented("s", name) for name in ((CAUSAL_ROWS, ZIGZAG_ROWS) if causal else (ROWS,))
+    )
     key, value = operands[1:3]
     if op.attrs.get("dropout_p") or (causal and operands[0].shape[2] != key.shape[2]):
-        return (plain,)
+        return plain
     if any(t.differentiable for t in operands[3:]):
-        return (plain,)
+        return plain
     pairs = ((("b", "g", "t", "d"), key), (("b", "g", "t", "e"), value))
     moves = [Internal(PASSES, "forward", dims, 1, t.dtype) for dims, t in pairs]
     moves += [Internal(PASSES, "backward", dims, 1, t.dtype) for dims, t in pairs]
     moves += [Internal(PASSES_HOME, "backward", dims, 1, t.dtype) for dims, t in pairs]
-    return (plain, Implemented("s", CAUSAL_RING if causal else RING, tuple(moves), ("t",)))
+    rings = (CAUSAL_RING, ZIGZAG_RING) if causal else (RING,)
+    return (*plain, *(Implemented("s", name, tuple(moves), ("t",)) for name in rings))
 
 
 def _rotary(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:

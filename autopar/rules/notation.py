@@ -95,7 +95,8 @@ class Implemented(_Hashable):
     name:  of a row of `autopar.rules.implementations.table`.
     moves: its collectives. A factor with some may be absent from the results, which are then whole.
     also:  factors that the axis splits together with the first one: queries' rows and keys of a
-           ring, tokens and experts of a dispatch. Such a way is chosen by its name.
+           ring, tokens and experts of a dispatch. Such a way is chosen by its name, and so is one
+           whose pieces lie in zigzag.
     """
 
     factor: str
@@ -118,7 +119,7 @@ class Implemented(_Hashable):
     @property
     def choice(self) -> str:
         """What a strategy says of an axis that runs the op so."""
-        return self.name if self.also else self.factor
+        return self.name if self.also or self.row.lie == "zigzag" else self.factor
 
     @property
     def factors(self) -> tuple[str, ...]:

@@ -74,12 +74,13 @@ def alternatives(bound: BoundRule, axis: str, usual: str, samples: str) -> tuple
     Where that splits sequences by an implementation, others of the same factor may, and so may any
     factor but the one of ``samples``: heads take the place of rows. None elsewhere.
     """
-    rule = bound.rule
-    if TABLE[axis].role is not Role.SEQUENCES or usual not in restricted(rule):
+    rule, known = bound.rule, bound.rule.implemented(usual)
+    if TABLE[axis].role is not Role.SEQUENCES or not known or known.factor not in restricted(rule):
         return ()
-    beside = [e.choice for e in rule.implementations if e.also and e.factor == usual]
+    alike = [e for e in rule.implementations if e.also and e.factor == known.factor]
+    beside = [e.choice for e in alike if e.row.lie in (known.row.lie, "anyhow")]
     others = [f for f, of in bound.factors.items() if of.kind == "parallel" and of.size > 1]
-    return (*beside, *(f for f in others if f not in (usual, samples)))
+    return (*beside, *(f for f in others if f not in (known.factor, samples)))
 
 
 def choices(
@@ -99,7 +100,8 @@ def choices(
     together = [
         each.choice
         for each in bound.rule.implementations
-        if each.also and all(_divides(bound, f, axis_size, taken) for f in each.factors)
+        if each.choice != each.factor
+        and all(_divides(bound, f, axis_size, taken) for f in each.factors)
     ]
     allowed = [NOTHING, *split, *together]
     if differentiable and bound.rule.defers:
@@ -194,8 +196,8 @@ def _open_to(
     role = TABLE[axis].role if axis in TABLE else Role.SAMPLES
     legal = choices(bound, ways, differentiable, taken)
     if pinned is None:
-        together = {e.choice: e.row.roles for e in bound.rule.implementations if e.also}
-        return [c for c in legal if role in together.get(c, (role,))]
+        named = {e.choice: e.row.roles for e in bound.rule.implementations if e.choice != e.factor}
+        return [c for c in legal if role in named.get(c, (role,))]
     if role is Role.SEQUENCES:  # what the batch's flow says stands for pieces here and there, too
         usual = choices(bound, ways, differentiable, taken, apart=True)
         return [c for i, c in enumerate(pinned) if c in (legal if i else usual)]

@@ -30,6 +30,7 @@ from autopar.runtime.pytorch import program as runtime_program
 from autopar.runtime.pytorch.carried import write_carried
 from autopar.runtime.pytorch.parameters import Declared, computing, declared_in, lifted
 from autopar.runtime.pytorch.storage import materialise
+from autopar.runtime.pytorch.zigzag import own_zigzag
 from autopar.runtime.verify.pytorch.modes import Exact, FixedDraws, exact
 from autopar.runtime.verify.pytorch.reference import loss_of
 from tests.emit import simulated
@@ -211,7 +212,9 @@ def cut(
                 part = part.chunk(mesh.size(axis))[place[axis]]
             for axis in (a for a in mesh.axes if a in SEQUENCES):
                 along = made.lowered.tensors[name].produced.on(axis)
-                if along.kind == "S":
+                if along.kind == "S" and made.lowered.zigzag is not None:
+                    part = own_zigzag(part, along.dim, place[axis], mesh.size(axis))
+                elif along.kind == "S":
                     part = part.chunk(mesh.size(axis), along.dim)[place[axis]]
             pieces[i][name] = part
     return pieces

@@ -50,9 +50,7 @@ class Model(nn.Module):
 
 def batch() -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(0)
-    tokens, labels = (
-        torch.randint(WORDS, (BATCH, LENGTH), generator=generator) for _ in range(2)
-    )
+    tokens, labels = (torch.randint(WORDS, (BATCH, LENGTH), generator=generator) for _ in range(2))
     labels[torch.rand(labels.shape, generator=generator) < 0.3] = -100
     return {"tokens": tokens, "labels": labels}
 
@@ -78,7 +76,7 @@ def test_right_and_priced_as_issued(name: str, mesh: str, way: str) -> None:
     graph = captured.graph
     (at,) = (op for op in graph.ops if op.kind == "attention")
     if at.attrs.get("causal"):
-        way = way.replace("ring", "causal_ring")
+        way = way.replace("ring", "zigzag_ring")
     made = emitted(captured, Spread(Mesh.parse(mesh), {key(None, at.name): way}))
     torch.manual_seed(0)
     check(made, MODELS[name](), batch())

@@ -228,6 +228,7 @@ def _settings(lowered: Lowered, plan: Plan, captured: CapturedModel | None) -> l
     cut = (n for n, placed in inputs.items() if any(placed.on(a).kind == "S" for a in SEQUENCES))
     if along := tuple(cut):
         given.append(f"sequences={literal(along)}")
+        given += ['order="zigzag"'] if lowered.zigzag is not None else []
     lines = Lines(0)
     lines.add(f"SETTINGS = Settings({', '.join(given)})")
     return lines.lines

@@ -298,7 +298,9 @@ class Forward(Values):
             if self.around.probes:
                 label = literal(key(self.lowered.block, name))
                 var = self.bound[name]
-                self.assign(var, f'probe({label}, {var}, "{made.produced}")')
+                self.assign(
+                    var, f'probe({label}, {var}, "{self.lowered.lie(name, made.produced)}")'
+                )
             if made.steps and name in self.bound:
                 self.reshard_in_place(name, made.steps, made.produced)
 

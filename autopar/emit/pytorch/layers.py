@@ -9,7 +9,7 @@ from typing import Any
 from autopar.emit.constants import differing, literal, number
 from autopar.emit.pytorch.site import HEAVY, LIGHT, EmitError, Layer, Printer, Site, dtype
 from autopar.emit.text import PRODUCT, UNARY, Expr, axis_argument, call, tuple_text
-from autopar.rules.implementations.table import CAUSAL_RING, RING
+from autopar.rules.implementations.table import CAUSAL_RING, RING, ZIGZAG_RING
 
 # -- products and lookups ------------------------------------------------------------------------
 
@@ -130,7 +130,7 @@ def _attention(site: Site) -> Expr:
         arguments.append(f"dropout={literal(site.attrs['dropout_p'])} * self.training")
         apart = site.drawn_apart(dims=3)  # scores [b, h, s, t] are dropped
         arguments += [axis_argument(apart)] if apart else []
-    ring = {CAUSAL_RING, RING} & site.at.implementations.keys()
+    ring = {CAUSAL_RING, RING, ZIGZAG_RING} & site.at.implementations.keys()
     return Expr(call("ring_attention" if ring else "attention", arguments), weight=HEAVY)
 
 

@@ -7,7 +7,7 @@ import textwrap
 
 from autopar.emit import legend as shared
 from autopar.emit.headings import state_held
-from autopar.emit.legend import AXIS, MOVES, PARTIAL, SPLIT, Word
+from autopar.emit.legend import AXIS, MOVES, PARTIAL, SPLIT, ZIGZAG, Word
 from autopar.emit.names import LAYERS
 from autopar.emit.pytorch.site import uneven_dims
 from autopar.lowering.spread import BATCH_AXES, Lowered
@@ -17,6 +17,7 @@ from autopar.nouns.plan import Plan
 _LAYERS = "|".join(sorted(LAYERS))
 _WORDS = (
     SPLIT,
+    ZIGZAG,
     PARTIAL,
     Word(AXIS + r':D\b(?!")', "{}:D", "whole on every rank; each rank's gradient is a partial sum"),
     Word(

@@ -15,6 +15,7 @@ EVERY = frozenset(Role)
 SEQUENCES = frozenset({Role.SEQUENCES})
 CAUSAL_ROWS, ROWS, GLOBAL_COUNT = "causal_rows", "rows", "global_count"
 CAUSAL_RING, RING = "causal_ring", "ring"
+ZIGZAG_ROWS, ZIGZAG_RING = "zigzag_rows", "zigzag_ring"
 MASKED_LOOKUP, VOCABULARY_PARALLEL = "masked_lookup", "vocabulary_parallel"
 SYNCHRONISED, LOCAL_GROUPS, LOCAL_REPEATS = "synchronised", "local_groups", "local_repeats"
 
@@ -26,9 +27,10 @@ class Implementation:
     runs:  what each rank does beside the plain call, for people.
     calls: by framework whose programs have it, what the call is given beside the arguments of the
            plain one: ``vocabulary``, the factor's whole extent; ``axis`` or ``rows``, the axis that
-           splits it or a tuple of several; ``axes``, always a tuple. With nothing it is the plain
-           call, whose numbers are those of the piece.
-    lie:   how a rank's indices of the factor must lie; ``anyhow``: in several runs, too.
+           splits it or a tuple of several; ``axes``, always a tuple; ``order``, how pieces lie.
+           With nothing it is the plain call, whose numbers are those of the piece.
+    lie:   how a rank's indices of the factor must lie; ``anyhow``: in several runs, too; in
+           ``zigzag``, rank i of n has pieces i and 2 n - 1 - i of 2 n.
     roles: of the axes that the search gives to it; a batch flows over others by itself.
     work:  of the rank that has most to do, times an equal share; by the number of ranks.
     hides: what moves inside it passes while it computes.
@@ -36,7 +38,7 @@ class Implementation:
 
     runs: str
     calls: Mapping[str, tuple[str, ...]]
-    lie: Literal["contiguous", "anyhow"] = "contiguous"
+    lie: Literal["contiguous", "zigzag", "anyhow"] = "contiguous"
     roles: frozenset[Role] = EVERY
     work: Callable[[int], float] = lambda ways: 1.0
     hides: bool = False
@@ -63,6 +65,12 @@ TABLE: Mapping[str, Implementation] = MappingProxyType(
             # The last of n ranks sees n - 1 to n pieces of keys, and n / 2 are seen in the mean.
             work=lambda ways: 2 - 1 / ways,
         ),
+        ZIGZAG_ROWS: Implementation(
+            "its queries' rows, early and late ones, each against the keys up to its last one",
+            {"pytorch": ("rows", "order")},
+            "zigzag",
+            SEQUENCES,
+        ),
         ROWS: Implementation(
             "its queries' rows, against all keys", {"pytorch": ()}, "anyhow", SEQUENCES
         ),
@@ -72,6 +80,15 @@ TABLE: Mapping[str, Implementation] = MappingProxyType(
             {"pytorch": ("ring",)},
             roles=SEQUENCES,
             work=lambda ways: 2 * ways - 1,
+            hides=True,
+        ),
+        ZIGZAG_RING: Implementation(
+            "its queries' rows, early and late ones, against the keys up to each one's last, which "
+            "pass around a ring",
+            {"pytorch": ("ring", "order")},
+            "zigzag",
+            SEQUENCES,
+            float,
             hides=True,
         ),
         RING: Implementation(
