@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from autopar.lowering.counts import global_counts, label_collectives
-from autopar.lowering.spread import SAMPLE_AXES, Lowered, activation_collectives
+from autopar.lowering.spread import DATA_AXES, Lowered, activation_collectives
 from autopar.lowering.stages import StagePart, stage_parts
 from autopar.lowering.state import (
     Stored,
@@ -237,7 +237,7 @@ def _stored(
     for name, value in lowered.tensors.items():
         if value.tensor.role != "parameter":
             continue
-        model = tuple((a, p) for a, p in value.produced.placements if a not in SAMPLE_AXES)
+        model = tuple((a, p) for a, p in value.produced.placements if a not in DATA_AXES)
         yield Stored(
             name=prefix + name,
             shape=value.tensor.shape,

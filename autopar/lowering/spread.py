@@ -15,8 +15,9 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import product
 
-from autopar.nouns.axes import BATCH, MICROBATCH, SAMPLES, SEQUENCES
+from autopar.nouns.axes import BATCH, DATA, MICROBATCH, SAMPLES, SEQUENCES
 from autopar.nouns.graph import DTYPE_BYTES, Graph, Op, Tensor
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Spread, key
@@ -32,6 +33,8 @@ from autopar.rules.work import extents, factor_names
 BATCH_AXES = (MICROBATCH, *BATCH)
 """What they do to an op follows from how the batch flows through the graph."""
 SAMPLE_AXES = (MICROBATCH, *SAMPLES)
+DATA_AXES = (MICROBATCH, *DATA)
+"""Where parameters are as data parallelism has them: no plan and no program says it of each."""
 
 
 class LoweringError(ValueError):
@@ -164,7 +167,8 @@ def lower(
             stored = Sharding.parse(spread.parameters.get(key(block, tensor.name), "R"))
             batch = DEFERRED if tensor.differentiable else WHOLE
             produced = Sharding.of(
-                (a, batch if a in BATCH_AXES else stored.on(a)) for a in mesh.axes
+                (a, batch if a in BATCH_AXES and stored.on(a) == WHOLE else stored.on(a))
+                for a in mesh.axes
             )
             settle(tensor, produced, produced)
 
@@ -355,16 +359,17 @@ def internal_collectives(op: LoweredOp, mesh: Mesh) -> Iterator[tuple[str, Colle
     """(direction, collective) inside the op's own implementation under its strategy."""
     assert op.bound is not None
     local = extents(op.bound, op.strategy, mesh)
-    moves = ((each.choice, m) for each in op.bound.rule.implementations for m in each.moves)
-    for wanted, inside in moves:
-        for axis, choice in op.strategy.choices:
-            if choice == wanted and mesh.size(axis) > 1:
-                names = factor_names(op.bound, inside.dims)
-                numel = math.prod(local[name] for name in names) * inside.count
-                size = numel * DTYPE_BYTES[inside.dtype]
-                if inside.kind in RINGS:
-                    size *= mesh.size(axis)
-                yield inside.direction, Collective(inside.kind, axis, size)
+    for each in op.bound.rule.implementations:
+        chosen = [a for a, c in op.strategy.choices if c == each.choice and mesh.size(a) > 1]
+        # What splits several factors at once is done by the ranks of all axes as one group.
+        groups = [chosen] if each.also else [[axis] for axis in chosen]
+        for inside, axes in product(each.moves, filter(None, groups)):
+            names = factor_names(op.bound, inside.dims)
+            numel = math.prod(local[name] for name in names) * inside.count
+            size = numel * DTYPE_BYTES[inside.dtype]
+            if inside.kind in RINGS:
+                size *= mesh.ways(axes)
+            yield inside.direction, Collective(inside.kind, "+".join(axes), size)
 
 
 def _priced(
@@ -378,6 +383,7 @@ def _priced(
 
 __all__ = [
     "BATCH_AXES",
+    "DATA_AXES",
     "MICROBATCH",
     "SAMPLE_AXES",
     "Lowered",

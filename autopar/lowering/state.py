@@ -100,7 +100,7 @@ def state_collectives(
     """
     mesh = mesh.trimmed()
     stored = list(parameters)
-    data = mesh.sample_axes
+    data = mesh.data_axes
     cuts = _cuts(mesh, zero, framework)
     if cuts.split.optimizer:
         yield from _sharded(stored, cuts, microbatches, precision)

@@ -7,10 +7,12 @@ axis           splits                                     what it does to state 
 pp             the model's depth, into stages             nothing: stages have their own
 dp_replicate   the samples of the batch                   keeps it whole
 dp_shard       the samples of the batch                   shares it, as ZeRO says
+ep             the samples of the batch; experts, where   keeps it whole
+               the plan says so
 cp             the batch along its sequences              keeps it whole
 cp_head        the same inside pieces of cp; attention    keeps it whole
                splits heads there
-ep, tp         factors of ops, as the plan says of each   keeps it whole
+tp             factors of ops, as the plan says of each   keeps it whole
 =============  =========================================  ====================================
 
 Gradients of a parameter are summed over the axes that leave it whole and split an op that reads it.
@@ -40,20 +42,22 @@ class Role(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """splits: for people, what an axis of this name is for."""
+    """splits: for people, what an axis of this name is for. shares: the framework's data
+    parallelism sums gradients over it, and may share state."""
 
     role: Role
     splits: str
+    shares: bool = False
 
 
 TABLE: Mapping[str, Axis] = MappingProxyType(
     {
         PIPELINE: Axis(Role.DEPTH, "the model's depth, into stages"),
-        REPLICATE: Axis(Role.SAMPLES, "the batch; everything else is whole"),
-        SHARD: Axis(Role.SAMPLES, "the batch, and what ZeRO splits"),
+        REPLICATE: Axis(Role.SAMPLES, "the batch; everything else is whole", shares=True),
+        SHARD: Axis(Role.SAMPLES, "the batch, and what ZeRO splits", shares=True),
+        EXPERT: Axis(Role.SAMPLES, "the batch, and experts"),
         CONTEXT: Axis(Role.SEQUENCES, "sequences"),
         HEADS: Axis(Role.SEQUENCES, "sequences, and heads in attention"),
-        EXPERT: Axis(Role.OPS, "experts"),
         TENSOR: Axis(Role.OPS, "tensors of the model"),
     }
 )
@@ -68,6 +72,8 @@ def of(*roles: Role) -> tuple[str, ...]:
 
 
 SAMPLES = of(Role.SAMPLES)
+"""They split the samples of the batch."""
+DATA = tuple(name for name, axis in TABLE.items() if axis.shares)
 """Axes of data parallelism."""
 SEQUENCES = of(Role.SEQUENCES)
 BATCH = of(Role.SAMPLES, Role.SEQUENCES)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from autopar.nouns.axes import BATCH, OPS, SAMPLES
+from autopar.nouns.axes import BATCH, DATA, OPS, SAMPLES
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,11 @@ class Mesh:
     def sample_axes(self) -> tuple[str, ...]:
         """Those that split the samples of the batch, of more than one rank."""
         return self._several(SAMPLES)
+
+    @property
+    def data_axes(self) -> tuple[str, ...]:
+        """Those of data parallelism, of more than one rank."""
+        return self._several(DATA)
 
     @property
     def batch_axes(self) -> tuple[str, ...]:

@@ -101,7 +101,7 @@ class Prices:
         ways = 1
         for direction, inside in internal_collectives(op, self.mesh):
             moved[direction] += self.collective(inside)
-            ways = max(ways, self.mesh.size(inside.axis) if inside.kind in RINGS else 1)
+            ways = max(ways, self.mesh.ways(inside.axis.split("+")) if inside.kind in RINGS else 1)
         if ways > 1:
             computed = self.compute(op, tensors, scope)
             hides = [picoseconds * (ways - 1) // ways for picoseconds in computed]

@@ -6,7 +6,7 @@ prints. A searcher's claimed cost must equal this number, to the picosecond.
 
 from __future__ import annotations
 
-from autopar.lowering.spread import BATCH_AXES, MICROBATCH, Lowered
+from autopar.lowering.spread import DATA_AXES, MICROBATCH, Lowered
 from autopar.nouns.plan import key
 from autopar.nouns.sharding import Sharding
 from autopar.pricing.prices import Prices
@@ -45,14 +45,10 @@ def _parameters(lowered: Lowered, state: StatePrices) -> int:
     for value in lowered.tensors.values():
         if value.tensor.role == "parameter":
             stored = Sharding(
-                tuple((a, p) for a, p in value.produced.placements if a in _model_axes(lowered))
+                tuple((a, p) for a, p in value.produced.placements if a not in DATA_AXES)
             )
             total += state.price(value.tensor, stored)
     for name, body in lowered.blocks.items():
         copies = len(dict.fromkeys(lowered.graph.blocks[name].instances))
         total += _parameters(body, state) * copies
     return total
-
-
-def _model_axes(lowered: Lowered) -> tuple[str, ...]:
-    return tuple(a for a in lowered.mesh.axes if a not in BATCH_AXES)

@@ -292,7 +292,7 @@ def _reduced_s(pieces: _Pieces, state: StateSharding, cluster: Cluster) -> list[
     if state.fsdp or state.trainer is not None:
         return [piece.reduce_last_s for piece in pieces.calls]
     seconds = [0.0] * len(pieces.calls)
-    if not state.mesh.sample_axes:
+    if not state.mesh.data_axes:
         return seconds
     sizes = {id(piece): _sizes(piece.unit, state) for piece, _ in pieces.distinct}
     sent: dict[str, float] = {}

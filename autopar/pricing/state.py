@@ -88,7 +88,7 @@ class StateSharding:
         gradient = numel * DTYPE_BYTES[dtype]
         split = self.split
         if not split.optimizer:
-            if axes := self.mesh.sample_axes:
+            if axes := self.mesh.data_axes:
                 yield "reduce_last", Collective("all_reduce", "+".join(axes), gradient), 1
             return
         sizes = {

@@ -13,7 +13,7 @@ from pathlib import PurePath
 from autopar.lowering.collectives import loss_bytes
 from autopar.lowering.counts import global_counts, label_collectives
 from autopar.lowering.spread import (
-    SAMPLE_AXES,
+    DATA_AXES,
     Lowered,
     internal_collectives,
     rerun_collectives,
@@ -229,7 +229,7 @@ def _parameters(
         kind[dtype] = kind.get(dtype, 0) + numel
         if not value.tensor.differentiable:
             continue
-        held = [(a, p.kind) for a, p in value.produced.placements if a not in SAMPLE_AXES]
+        held = [(a, p.kind) for a, p in value.produced.placements if a not in DATA_AXES]
         cutting.update(axis for axis, kind in held if kind == "S")
         if axes := "+".join(axis for axis, kind in held if kind == "D"):
             deferred[axes] = deferred.get(axes, 0) + numel * DTYPE_BYTES[dtype]
@@ -238,7 +238,7 @@ def _parameters(
 
 def _stored_numel(lowered: Lowered, tensor: Tensor, produced: Sharding) -> int:
     size = 1
-    stored = Sharding(tuple((a, p) for a, p in produced.placements if a not in SAMPLE_AXES))
+    stored = Sharding(tuple((a, p) for a, p in produced.placements if a not in DATA_AXES))
     for extent in stored.local_shape(tensor.shape, lowered.mesh):
         size *= extent
     return size

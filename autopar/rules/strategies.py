@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from autopar.nouns.axes import TABLE, Role
+from autopar.nouns.axes import DATA, TABLE, Role
 from autopar.nouns.graph import Op, Tensor
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.sharding import DEFERRED, PARTIAL, WHOLE, Placement, Sharding, split
@@ -71,16 +71,22 @@ def restricted(rule: Rule) -> frozenset[str]:
 def alternatives(bound: BoundRule, axis: str, usual: str, samples: str) -> tuple[str, ...]:
     """What an axis may do to an op in place of what follows from how the batch flows, ``usual``.
 
-    Where that splits sequences by an implementation, others of the same factor may, and so may any
-    factor but the one of ``samples``: heads take the place of rows. None elsewhere.
+    Implementations that split more than the same factor may take its place. Where sequences are
+    split by an implementation so may any factor but the one of ``samples``: heads in the place of
+    rows; and where samples are, what is split beside them: experts in the place of tokens. On axes
+    of data parallelism there is nothing to choose.
     """
-    rule, known = bound.rule, bound.rule.implemented(usual)
-    if TABLE[axis].role is not Role.SEQUENCES or not known or known.factor not in restricted(rule):
+    rule, role = bound.rule, TABLE[axis].role
+    known, (factor, *_) = rule.implemented(usual), bound.splits(usual) or ("",)
+    alike = [e for e in rule.implementations if e.also and e.factor == factor]
+    if axis in DATA or (not alike and not known):
         return ()
-    alike = [e for e in rule.implementations if e.also and e.factor == known.factor]
-    beside = [e.choice for e in alike if e.row.lie in (known.row.lie, "anyhow")]
-    others = [f for f, of in bound.factors.items() if of.kind == "parallel" and of.size > 1]
-    return (*beside, *(f for f in others if f not in (known.factor, samples)))
+    lie = known.row.lie if known else "anyhow"
+    beside = [e.choice for e in alike if role in e.row.roles and e.row.lie in (lie, "anyhow")]
+    if role is Role.SEQUENCES and factor in restricted(rule):
+        others = [f for f, of in bound.factors.items() if of.kind == "parallel" and of.size > 1]
+        return (*beside, *(f for f in others if f not in (factor, samples)))
+    return (*beside, *dict.fromkeys(f for e in alike for f in e.also if rule.implemented(f)))
 
 
 def choices(

@@ -212,8 +212,7 @@ def bytes_moved(
     if not any(out) or not any(into):
         return forward, 0.0
     saved = sum(operands[i] for i in moves.saved) + sum(results[i] for i in moves.saved_results)
-    local = extents(bound, strategy, mesh)
-    kept = sum(kept_bytes(bound, local))
+    kept = sum(kept_bytes(bound, strategy, mesh))
     arriving = sum(results[i] for i in moves.arriving)
     leaving = sum(operands[i] for i in moves.leaving)
     return forward + kept, float(saved + kept + arriving + leaving)
@@ -231,14 +230,19 @@ def _alone(op: Op, bound: BoundRule, into: Flags, out: Flags) -> Moves:
     )
 
 
-def kept_bytes(bound: BoundRule, local: Mapping[str, int]) -> list[int]:
+def kept_bytes(
+    bound: BoundRule, strategy: Strategy = WHOLE_OP, mesh: Mesh = ONE_DEVICE
+) -> list[int]:
     """Bytes of each tensor that the op makes and keeps for its backward pass.
 
-    ``local`` are the factors' `extents`; ``...`` in a rule's `Kept` stands for all dims of its
-    ellipsis.
+    ``...`` in a rule's `Kept` stands for all dims of its ellipsis.
     """
+    local = extents(bound, strategy, mesh)
+    ways = split_ways(strategy, mesh) if bound.rule.implementations else {}
+    split = ((each.row, ways.get(each.choice, 1)) for each in bound.rule.implementations)
+    share = math.prod(row.keeps(n) for row, n in split if n > 1)
     return [
-        math.prod(local[f] for f in factor_names(bound, kept.dims)) * kept.itemsize
+        round(math.prod(local[f] for f in factor_names(bound, kept.dims)) * kept.itemsize * share)
         for kept in bound.rule.keeps
     ]
 

@@ -77,6 +77,11 @@ class Ranks:
 
     @property
     def data_axes(self) -> tuple[str, ...]:
+        """Those of data parallelism."""
+        return self.mesh.data_axes
+
+    @property
+    def sample_axes(self) -> tuple[str, ...]:
         """Those that split the samples of the batch."""
         return self.mesh.sample_axes
 

@@ -43,14 +43,14 @@ FRAMEWORKS = {"pytorch": pytorch_program, "jax": jax_program}
 ARGUMENTS = {name for row in TABLE.values() for calls in row.calls.values() for name in calls}
 
 
-def split(op: Op, shapes: Shapes, result: tuple[int, ...], factor: str) -> Lowered:
-    """The op alone, its factor split over ``tp``."""
+def split(op: Op, shapes: Shapes, result: tuple[int, ...], choice: str) -> Lowered:
+    """The op alone, ``choice`` over ``tp``."""
     tensors = {
         name: Tensor(name, shape, "int64" if shape == (4,) else "float32", "parameter")
         for name, shape in zip(op.inputs, shapes, strict=True)
     }
     tensors[op.name] = Tensor(op.name, result, "float32")
-    spread = Spread(Mesh(("tp",), (2,)), ops={op.name: f"tp:{factor}"})
+    spread = Spread(Mesh(("tp",), (2,)), ops={op.name: f"tp:{choice}"})
     graph = Graph(tensors, (op,), (), (op.name,))
     return lower(graph, spread, 1, BatchCut(Cut({}, {op.name: ""})))
 
@@ -63,7 +63,7 @@ def cases() -> Iterator[tuple[str, Lowered]]:
         tensors = {n: Tensor(n, s, "float32") for n, s in zip(names, shapes, strict=True)}
         tensors["made"] = Tensor("made", result, "float32")
         for implemented in bind(op, tensors).rule.implementations:
-            yield implemented.name, split(op, shapes, result, implemented.factor)
+            yield implemented.name, split(op, shapes, result, implemented.choice)
 
 
 CASES = list(cases())

@@ -19,7 +19,8 @@ def test_pieces_of_all_ranks_are_the_whole(ways: int) -> None:
         assert torch.equal(piece[:, size:], x[:, late * size : (late + 1) * size])
     assert torch.equal(torch.cat(own, 1), to_zigzag(x, 1, ways))
     assert torch.equal(from_gathered(torch.cat(own, 1), 1, ways), x)
-    assert torch.equal(sum(among_zeros(p, 1, r, ways) for r, p in enumerate(own)), x)
+    placed = [among_zeros(piece, 1, rank, ways) for rank, piece in enumerate(own)]
+    assert torch.equal(torch.stack(placed).sum(0), x)
 
 
 @pytest.mark.parametrize(("outer", "inner"), [(2, 2), (2, 3), (3, 2), (4, 2)])

@@ -34,7 +34,7 @@ from autopar.emit.sizes import NONE, Sizes
 from autopar.emit.text import Lines
 from autopar.lowering.counts import counted
 from autopar.lowering.precision import HALF
-from autopar.lowering.spread import MICROBATCH, SAMPLE_AXES, Lowered
+from autopar.lowering.spread import DATA_AXES, MICROBATCH, Lowered
 from autopar.lowering.stages import StagePart, stage_parts
 from autopar.nouns.axes import SEQUENCES, SHARD
 from autopar.nouns.offload import OFFLOAD
@@ -104,7 +104,7 @@ def _how(
         if value.tensor.role == "parameter"
     ]
     late = any(
-        placement.kind == "D" and axis not in SAMPLE_AXES
+        placement.kind == "D" and axis not in DATA_AXES
         for value in every
         for axis, placement in value.produced.placements
     )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from autopar.emit.constants import literal
 from autopar.emit.text import Lines, docstring, lines_of
-from autopar.nouns.axes import PIPELINE, REPLICATE, SAMPLES, SHARD
+from autopar.nouns.axes import DATA, PIPELINE, REPLICATE, SHARD
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.zero import ZERO, over
 
@@ -58,7 +58,7 @@ class How:
 
     @property
     def data(self) -> tuple[str, ...]:
-        return self.mesh.sample_axes
+        return self.mesh.data_axes
 
     @property
     def shares(self) -> bool:
@@ -79,7 +79,7 @@ class How:
 
     @property
     def model_axes(self) -> tuple[str, ...]:
-        return tuple(a for a in self.mesh.axes if a not in (*SAMPLES, PIPELINE))
+        return tuple(a for a in self.mesh.axes if a not in (*DATA, PIPELINE))
 
 
 def train_text(how: How) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from autopar.lowering.spread import BATCH_AXES
+from autopar.lowering.spread import BATCH_AXES, DATA_AXES
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.sharding import DEFERRED, PARTIAL, WHOLE, Placement, Sharding, split
 
@@ -44,6 +44,8 @@ class Codes:
     """What the digit of each axis counts, shape (axes,)."""
     batch: npt.NDArray[np.bool_] = field(init=False)
     """Which axes are the batch's, shape (axes,)."""
+    data: npt.NDArray[np.bool_] = field(init=False)
+    """Which of them are those of data parallelism."""
     _decoded: dict[int, Sharding] = field(default_factory=dict)
     _distinct: dict[bytes, tuple[Ints, Ints]] = field(default_factory=dict)
 
@@ -51,6 +53,7 @@ class Codes:
         count = len(self.mesh.axes)
         self.weights = BASE ** np.arange(count - 1, -1, -1, dtype=np.int64)
         self.batch = np.array([a in BATCH_AXES for a in self.mesh.axes], bool)
+        self.data = np.array([a in DATA_AXES for a in self.mesh.axes], bool)
 
     def of(self, sharding: Sharding) -> int:
         """The code of one sharding."""
@@ -91,6 +94,10 @@ class Codes:
     def model_part(self, codes: Ints) -> Ints:
         """The same with all data axes whole."""
         return self.pack(np.where(self.batch, WHOLE_DIGIT, self.digits(codes)))
+
+    def stored_part(self, codes: Ints) -> Ints:
+        """The same with all axes of data parallelism whole."""
+        return self.pack(np.where(self.data, WHOLE_DIGIT, self.digits(codes)))
 
     def batch_part(self, codes: Ints) -> Ints:
         """The same with all model axes whole."""

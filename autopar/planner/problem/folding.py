@@ -191,7 +191,7 @@ class _Folding:
 
         One that joins a partial sum is stored whole and counts on the first rank alone.
         """
-        digits = self.codes.digits(self.codes.model_part(wants))
+        digits = self.codes.digits(self.codes.stored_part(wants))
         stored = self.codes.pack(np.where(digits == PARTIAL_DIGIT, WHOLE_DIGIT, digits))
         shardings, option_of = self._distinct(stored)
         node.costs = node.costs + self._state_prices(tensor, shardings, copies)[option_of]
@@ -223,8 +223,8 @@ class _Folding:
             if op.kind != "block":
                 codes += self._table(scope, graph, op).wants[position].tolist()
         options = self.codes.model_part(np.unique(np.array(codes, np.int64)))
-        ordered = self._ordered(options)
-        stored = [self.codes.sharding(c) for c in ordered.tolist()]
+        ordered = self._ordered(options) + self._on_batch_axes(grad)
+        stored = [self.codes.sharding(c) for c in self.codes.stored_part(ordered).tolist()]
         node = Node(
             key(scope, tensor.name),
             "parameter",
@@ -233,7 +233,7 @@ class _Folding:
             self._state_bytes(tensor, stored, copies),
             copies,
         )
-        node.results[tensor.name] = ordered + self._on_data_axes(grad)
+        node.results[tensor.name] = ordered
         self.source[scope, tensor.name] = (self.ledger.add(node), tensor.name)
 
     def _ordered(self, options: Ints) -> Ints:
@@ -242,7 +242,7 @@ class _Folding:
         texts = [str(self.codes.sharding(c)) for c in different.tolist()]
         return different[sorted(range(len(texts)), key=texts.__getitem__)]
 
-    def _on_data_axes(self, placement: Placement) -> int:
+    def _on_batch_axes(self, placement: Placement) -> int:
         """The code of a sharding that has ``placement`` on the axes that split the batch, whole on
         the others."""
         return self.codes.of(Sharding.of((a, placement) for a in self._batch_axes))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from autopar.lowering.spread import BATCH_AXES
-from autopar.nouns.axes import HEADS, SEQUENCES
+from autopar.nouns.axes import EXPERT, HEADS, MICROBATCH
 from autopar.nouns.graph import Graph, Op
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import key
@@ -78,12 +78,12 @@ class Legal:
     def _on_batch_axis(self, axis: str, bound: BoundRule, where: str) -> tuple[str, ...]:
         """What follows from how the batch flows, and what may take its place."""
         usual = self.cut.on(axis).choices[where]
-        if axis not in SEQUENCES:
+        if axis == MICROBATCH:
             return (usual,)
         others = alternatives(bound, axis, usual, self.cut.samples.choices[where])
         if axis == HEADS and others:
             return tuple(choice for choice in others if choice in bound.factors)
-        return (usual, *others)
+        return others if axis == EXPERT and others else (usual, *others)
 
     def usual(self, block: str | None, op: Op) -> Mapping[str, str]:
         """By batch axis what an op does there by how the batch flows."""

@@ -93,5 +93,6 @@ class Folded:
 
 
 def model_text(sharding: Sharding) -> str:
-    """What ``sharding`` says of the model axes."""
-    return str(Sharding(tuple((a, p) for a, p in sharding.placements if a not in BATCH_AXES)))
+    """What ``sharding`` says of the model axes, and of others that split a parameter."""
+    placed = sharding.placements
+    return str(Sharding(tuple((a, p) for a, p in placed if a not in BATCH_AXES or p.kind == "S")))

@@ -189,7 +189,7 @@ def _saved(ops: Sequence[LoweredOp], body: Lowered, fused: Fusion) -> Saved:
 
 def _kept(op: LoweredOp, body: Lowered) -> float:
     assert op.bound is not None
-    return float(sum(kept_bytes(op.bound, extents(op.bound, op.strategy, body.mesh))))
+    return float(sum(kept_bytes(op.bound, op.strategy, body.mesh)))
 
 
 def _every_second(ops: Sequence[LoweredOp], body: Lowered) -> float:

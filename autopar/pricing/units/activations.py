@@ -18,7 +18,7 @@ from autopar.nouns import costly
 from autopar.nouns.graph import DTYPE_BYTES, Op
 from autopar.nouns.recompute import COMPUTE, FULL, NONE, POLICIES, SELECTIVE, keeps_routes
 from autopar.nouns.sharding import Sharding
-from autopar.rules.work import extents, kept_bytes
+from autopar.rules.work import kept_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ def products_bytes(body: Lowered) -> int:
                 kept += _expert_products_bytes(body, op)
                 continue
             kept += sum(_bytes(body, n, body.tensors[n].produced) for n in op.op.outputs)
-            kept += sum(kept_bytes(op.bound, extents(op.bound, op.strategy, body.mesh)))
+            kept += sum(kept_bytes(op.bound, op.strategy, body.mesh))
     return kept
 
 
@@ -185,7 +185,7 @@ class Places:
             for i in op.bound.rule.saves:
                 if i < len(op.operands) and self.is_activation(op.op.inputs[i]):
                     yield self._kept(op.op, i, reads[i])
-            kept = sum(kept_bytes(op.bound, extents(op.bound, op.strategy, self.lowered.mesh)))
+            kept = sum(kept_bytes(op.bound, op.strategy, self.lowered.mesh))
             if kept:
                 yield f"{op.op.name} keeps", kept
             for i in op.bound.rule.saves_results:

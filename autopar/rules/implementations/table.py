@@ -16,6 +16,7 @@ SEQUENCES = frozenset({Role.SEQUENCES})
 CAUSAL_ROWS, ROWS, GLOBAL_COUNT = "causal_rows", "rows", "global_count"
 CAUSAL_RING, RING = "causal_ring", "ring"
 ZIGZAG_ROWS, ZIGZAG_RING = "zigzag_rows", "zigzag_ring"
+HELD_EXPERTS, DISPATCH = "held_experts", "dispatch"
 MASKED_LOOKUP, VOCABULARY_PARALLEL = "masked_lookup", "vocabulary_parallel"
 SYNCHRONISED, LOCAL_GROUPS, LOCAL_REPEATS = "synchronised", "local_groups", "local_repeats"
 
@@ -33,6 +34,7 @@ class Implementation:
            ``zigzag``, rank i of n has pieces i and 2 n - 1 - i of 2 n.
     roles: of the axes that the search gives to it; a batch flows over others by itself.
     work:  of the rank that has most to do, times an equal share; by the number of ranks.
+    keeps: of what the op makes for its backward, as its pieces would have it; likewise.
     hides: what moves inside it passes while it computes.
     """
 
@@ -41,6 +43,7 @@ class Implementation:
     lie: Literal["contiguous", "zigzag", "anyhow"] = "contiguous"
     roles: frozenset[Role] = EVERY
     work: Callable[[int], float] = lambda ways: 1.0
+    keeps: Callable[[int], float] = lambda ways: 1.0
     hides: bool = False
 
 
@@ -98,6 +101,18 @@ TABLE: Mapping[str, Implementation] = MappingProxyType(
             SEQUENCES,
             float,
             hides=True,
+        ),
+        HELD_EXPERTS: Implementation(
+            "what its own experts make of all tokens, a share of the sum",
+            {"pytorch": ("held",)},
+            work=lambda ways: 1 / ways,
+            keeps=lambda ways: 1 / ways,
+        ),
+        DISPATCH: Implementation(
+            "its experts, on the routes that all ranks' tokens take to them: these are sent there, "
+            "and what becomes of them back",
+            {"pytorch": ("dispatch",)},
+            "anyhow",
         ),
         LOCAL_GROUPS: Implementation(
             "the groups of its piece, whose number is a local one", {"pytorch": ()}
