@@ -31,7 +31,7 @@ from autopar.nouns.recompute import ATTENTION, KEEP_ALL, POLICIES, Recompute
 from autopar.nouns.zero import ZERO_LEVELS
 
 RING_RANKS = "cp_ring"
-DEGREES = (REPLICATE, SHARD, TENSOR, CONTEXT, RING_RANKS, HEADS, EXPERT, PIPELINE)
+DEGREES = (REPLICATE, SHARD, TENSOR, CONTEXT, EXPERT, PIPELINE)
 _DIGITS = 12
 """More of them are a slip of the finger; Python would take up to thousands."""
 _SWITCH = ("off", "on")
@@ -93,8 +93,8 @@ class Pins:
 
 
 NAMES = tuple(one.name for one in fields(Pins))
-_NOT_OF_LAYOUTS = ("microbatches", RING_RANKS, HEADS)
-"""What layouts of published software do not say."""
+_NOT_OF_LAYOUTS = ("microbatches", RING_RANKS)
+"""What follows from the rest of a layout."""
 WORDS: Mapping[str, Sequence[str]] = MappingProxyType(
     {
         "zero": tuple(map(str, ZERO_LEVELS)),
@@ -171,7 +171,7 @@ class Grammar:
             return text
         if not (text.isascii() and text.isdigit() and len(text) <= _DIGITS and int(text)):
             wanted = _MEANS.get(name, "") + "a whole number from 1"
-            if name in DEGREES and self.devices is not None:
+            if name in (*DEGREES, RING_RANKS, HEADS) and self.devices is not None:
                 may = alternatives(divisors(self.devices))
                 wanted += f"; on {self.devices} devices {name} may be {may}"
             raise LayoutError(f"--fix {name}={text}: give {wanted}")
@@ -206,6 +206,8 @@ class Layout:
     dp_shard: int = 1
     tp: int = 1
     cp: int = 1
+    cp_head: int = 1
+    """Of ``cp``, the ranks among which attention splits heads."""
     ep: int = 1
     pp: int = 1
     zero: int = 1
@@ -258,7 +260,7 @@ class Layout:
     def pins(self) -> Pins:
         """All choices, but for those that most layouts leave alone and this one too."""
         every = {name: getattr(self, name) for name in NAMES if name not in _NOT_OF_LAYOUTS}
-        rare = {"etp": 0, "offload": OFFLOAD[0], "uneven": False}
+        rare = {HEADS: 1, "etp": 0, "offload": OFFLOAD[0], "uneven": False}
         return Pins(**{n: v for n, v in every.items() if n not in rare or v != rare[n]})
 
     def shortest(self) -> Pins:

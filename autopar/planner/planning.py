@@ -29,6 +29,7 @@ from autopar.planner.advice.fewer import Fewer, fewer
 from autopar.planner.advice.remedies import search_or_advise
 from autopar.planner.ask.candidates import StateLayout
 from autopar.planner.ask.dtypes import mixed_unit
+from autopar.planner.ask.experts import check_experts
 from autopar.planner.ask.pins import read_pins
 from autopar.planner.ask.question import Answer, Outcome, Question
 from autopar.planner.ask.sequences import cut_along
@@ -221,6 +222,8 @@ def plan_captured(
     if obstacle is not None:
         _check_one_rank(pins, obstacle, captured.samples)
     cut = BatchCut(Cut(batch_dims, flow.choices))
+    if (pins.ep or 1) > 1:
+        check_experts(graph, pins.ep or 1)
     if (pins.cp or 1) > 1:
         cut = cut_along(graph, batch_dims, pins.cp or 1, workload.framework)
     question = Question(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from autopar.nouns.axes import CONTEXT, HEADS, REPLICATE, SHARD, TENSOR
+from autopar.nouns.axes import CONTEXT, EXPERT, HEADS, REPLICATE, SAMPLES, SHARD, TENSOR
 from autopar.nouns.layout import LayoutError, Pins, alternatives, divisors
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.offload import OFFLOAD
@@ -22,7 +22,7 @@ from autopar.planner.ask.pins import DEGREES
 class Candidate:
     """``data`` times the ranks of ``model``; the batch is cut into ``microbatches`` first.
 
-    model: every axis that splits neither samples nor depth, outermost first.
+    model: every axis but depth and those of data parallelism, outermost first.
     """
 
     data: int
@@ -39,10 +39,15 @@ class Candidate:
         """Of one pipeline rank."""
         return self.data * self.model.device_count
 
+    @property
+    def parts(self) -> int:
+        """Into how many parts of samples its ranks cut a microbatch."""
+        return self.data * self.model.ways(SAMPLES)
 
-def model_mesh(tp: int, ring: int = 1, head: int = 1) -> Mesh:
-    """Of a candidate; sequences are axes where they are split."""
-    sizes = {CONTEXT: ring, HEADS: head, TENSOR: tp}
+
+def model_mesh(tp: int, ring: int = 1, head: int = 1, ep: int = 1) -> Mesh:
+    """Of a candidate; experts and sequences have axes where these are split."""
+    sizes = {EXPERT: ep, CONTEXT: ring, HEADS: head, TENSOR: tp}
     used = tuple(axis for axis, size in sizes.items() if size > 1 or axis == TENSOR)
     return Mesh(used, tuple(sizes[axis] for axis in used))
 
@@ -78,9 +83,10 @@ def candidates(devices: int, batch: int, pins: Pins) -> list[Candidate]:
     if not ranks:
         raise LayoutError(f"--fix {pins} does not make up {devices} devices of a stage")
     possible = [
-        Candidate(data, model_mesh(devices // cp // data, ring, head), count)
+        Candidate(data // ep, model_mesh(devices // cp // data, ring, head, ep), count)
         for data in ranks
         for ring, head in sequence_splits(pins)
+        for ep in _borrowed(data, pins)
         if batch % data == 0
         for count in _microbatches(batch // data, pins.microbatch)
     ]
@@ -94,7 +100,17 @@ def _data_ranks(devices: int, pins: Pins) -> list[int]:
     return [
         devices // tp
         for tp in divisors(devices)
-        if any(layouts(devices // tp, pins)) and pins.tp in (None, tp)
+        if _borrowed(devices // tp, pins) and pins.tp in (None, tp)
+    ]
+
+
+def _borrowed(data: int, pins: Pins) -> list[int]:
+    """How many of a group of data ranks may have other experts, most first: the rest of ``ep`` is
+    ranks of other axes."""
+    return [
+        ep
+        for ep in divisors(data)[::-1]
+        if (pins.ep or 1) % ep == 0 and any(layouts(data // ep, pins, borrowed=ep))
     ]
 
 
@@ -144,14 +160,20 @@ class StateLayout:
         return Mesh((REPLICATE, SHARD, *model.axes), sizes)
 
 
-def layouts(data: int, pins: Pins, policies: Sequence[str] = POLICIES) -> Iterator[StateLayout]:
+def layouts(
+    data: int, pins: Pins, policies: Sequence[str] = POLICIES, borrowed: int = 1
+) -> Iterator[StateLayout]:
     """Every state sharding of ``data`` ranks, the least sharded first; nothing is offloaded where
     that is not pinned: what does not fit then is tried so (`offloaded`). ``policies``: of
-    recomputation, where none is pinned."""
+    recomputation, where none is pinned. ``borrowed``: ranks of ``dp_shard`` beside each of them
+    that have other experts."""
     for recompute in map(Recompute, policies) if pins.recompute is None else (pins.recompute,):
         for shard in divisors(data):
             replicate = data // shard
-            if pins.dp_shard not in (None, shard) or pins.dp_replicate not in (None, replicate):
+            if pins.dp_shard not in (None, shard * borrowed) or pins.dp_replicate not in (
+                None,
+                replicate,
+            ):
                 continue
             for zero in (0,) if shard == 1 else ZERO_LEVELS[1:]:
                 if pins.zero in (None, zero):

@@ -31,15 +31,16 @@ from autopar.pipeline.written import read_schedule
 
 DEGREES = (REPLICATE, SHARD, TENSOR)
 """What splits the devices of a stage, beside ``cp``."""
-LATER = (EXPERT,)
-"""Counts that no backend emits above 1; the transformer family prices them."""
-ALONE = (*LATER, "sequence_parallel")
-SEQUENCE_DEGREES = (CONTEXT, RING_RANKS, HEADS)
+ALONE = ("sequence_parallel",)
+"""What no backend emits; the transformer family prices it."""
+PYTORCH_ALONE = (CONTEXT, RING_RANKS, HEADS, EXPERT)
+"""Counts that JAX programs do not have above 1."""
 CHOICES = (
     *DEGREES,
     CONTEXT,
     RING_RANKS,
     HEADS,
+    EXPERT,
     PIPELINE,
     "schedule",
     "interleave",
@@ -62,7 +63,7 @@ def unemitted(pairs: Mapping[str, str], framework: str = "torch") -> tuple[str, 
     """
 
     def emitted(name: str, text: str) -> bool:
-        if name in LATER or (name in SEQUENCE_DEGREES and framework == "jax"):
+        if name in PYTORCH_ALONE and framework == "jax":
             return text.lstrip("0") == "1"
         return name != "sequence_parallel" and (name, text) != ("recompute", ATTENTION)
 
@@ -86,14 +87,8 @@ def read_pins(pairs: Mapping[str, str], devices: int) -> tuple[Pins, Lists | Non
     pins = grammar.read(pairs)
     for name in ALONE:
         if pins.texts().get(name, "1") != "1":
-            why = (
-                "programs decide it op by op"
-                if name not in LATER
-                else f"programs are emitted for {name}=1; `autopar plan` and `autopar estimate` "
-                "price others without a program"
-            )
-            raise LayoutError(f"--fix {name}={pairs[name]}: {why}")
-    pins, actions = _scheduled(pins.without(*LATER), pins.schedule or ORDERS[0])
+            raise LayoutError(f"--fix {name}={pairs[name]}: programs decide it op by op")
+    pins, actions = _scheduled(pins, pins.schedule or ORDERS[0])
     pins = _along_sequences(pins)
     pp, cp = pins.pp or 1, pins.cp or 1
     if devices % pp:

@@ -61,7 +61,7 @@ class Question:
         """
         whole = [c for c in listed if c.microbatches == 1]
         if not self.splits_batch:
-            whole = [c for c in whole if c.data == 1]
+            whole = [c for c in whole if c.parts == 1]
             if not whole:
                 raise LayoutError(
                     "an op mixes the samples of the batch, so one data rank has all of them; leave "

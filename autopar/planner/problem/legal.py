@@ -28,7 +28,8 @@ class Legal:
     Data axes do what the batch's flow says. Where there are any, the batch is theirs: model axes
     split everything else. (A batch split over ``tp`` is data parallelism without state sharding,
     which the data axes do better.) ``must_split``: products that a model axis can split are split.
-    ``even``: all ranks get pieces of one size.
+    ``even``: all ranks get pieces of one size. ``experts``: ranks that the experts of a layer are
+    spread over; None: as many as is best.
     """
 
     mesh: Mesh
@@ -36,6 +37,7 @@ class Legal:
     bindings: Bindings
     must_split: bool = False
     even: bool = False
+    experts: int | None = None
     _legal: dict[tuple[str | None, str], tuple[BoundRule, list[Strategy]]] = field(
         default_factory=dict
     )
@@ -70,6 +72,10 @@ class Legal:
             legal = [s for s in legal if all(s.on(a) not in taken for a in self.model_axes)]
         if self.even:
             legal = [s for s in legal if self._is_even(s, bound)]
+        if self.experts is not None and "experts" == op.kind:
+            legal = [s for s in legal if self._ways(s, bound).get("e", 1) == self.experts]
+            if not legal:
+                raise NoStrategy(f"{op.source}: no {self.experts} ranks of {self.mesh} for experts")
         if self.must_split and bound.rule.cost in PRODUCTS:
             split = [s for s in legal if any(s.on(a) in bound.factors for a in self.model_axes)]
             legal = split or legal
@@ -91,8 +97,13 @@ class Legal:
         return {a: self.cut.on(a).choices[where] for a in self.batch_axes}
 
     def _is_even(self, strategy: Strategy, bound: BoundRule) -> bool:
+        ways = self._ways(strategy, bound)
+        return all(bound.factors[name].size % n == 0 for name, n in ways.items())
+
+    def _ways(self, strategy: Strategy, bound: BoundRule) -> dict[str, int]:
+        """How many ways each factor is split."""
         ways: dict[str, int] = {}
         for axis, choice in strategy.choices:
             for name in bound.splits(choice):
                 ways[name] = ways.get(name, 1) * self.mesh.size(axis)
-        return all(bound.factors[name].size % n == 0 for name, n in ways.items())
+        return ways

@@ -233,7 +233,7 @@ class Pipelines:
                 self.refused = self.refused or str(error)
                 continue
             for candidate in listed:
-                samples = question.batch // (candidate.data * candidate.microbatches)
+                samples = question.batch // (candidate.parts * candidate.microbatches)
                 yield Shape(pp, candidate, samples)
 
     def _open(self, item: Item) -> Iterator[tuple[float, Item]]:

@@ -1,0 +1,33 @@
+"""The ranks over which `--fix ep` spreads the experts of a layer."""
+
+from __future__ import annotations
+
+from autopar.nouns.graph import Graph, Op
+from autopar.nouns.layout import LayoutError, alternatives, divisors
+
+WITHOUT = {"ep": "1"}
+
+
+def check_experts(graph: Graph, ep: int) -> None:
+    """Raises `LayoutError` where the model has no experts, or some that ``ep`` ranks cannot share
+    evenly."""
+    parts = (graph, *(block.body for block in graph.blocks.values()))
+    layers = [(part, op) for part in parts for op in part.ops if op.kind == "experts"]
+    if not layers:
+        raise LayoutError(
+            f"--fix ep={ep}: the model has no layer of experts for ranks to share; leave ep out",
+            WITHOUT,
+        )
+    for part, op in layers:
+        count = experts_of(part, op)
+        if count % ep:
+            raise LayoutError(
+                f"--fix ep={ep} does not divide the {count} experts at {op.source}: ep may be "
+                f"{alternatives(divisors(count))}",
+                WITHOUT,
+            )
+
+
+def experts_of(graph: Graph, op: Op) -> int:
+    """How many a layer has."""
+    return graph.tensors[op.inputs[3]].shape[0]
