@@ -12,7 +12,7 @@ ep             the samples of the batch; experts, where   keeps it whole
 cp             the batch along its sequences              keeps it whole
 cp_head        the same inside pieces of cp; attention    keeps it whole
                splits heads there
-tp             factors of ops, as the plan says of each   keeps it whole
+tp2, tp        factors of ops, as the plan says of each   keeps it whole
 =============  =========================================  ====================================
 
 Gradients of a parameter are summed over the axes that leave it whole and split an op that reads it.
@@ -27,7 +27,7 @@ from enum import Enum, auto
 from types import MappingProxyType
 
 PIPELINE, REPLICATE, SHARD, CONTEXT = "pp dp_replicate dp_shard cp".split()
-HEADS, EXPERT, TENSOR = "cp_head ep tp".split()
+HEADS, EXPERT, SECOND_TENSOR, TENSOR = "cp_head ep tp2 tp".split()
 MICROBATCH = "microbatch"
 
 
@@ -58,6 +58,7 @@ TABLE: Mapping[str, Axis] = MappingProxyType(
         EXPERT: Axis(Role.SAMPLES, "the batch, and experts"),
         CONTEXT: Axis(Role.SEQUENCES, "sequences"),
         HEADS: Axis(Role.SEQUENCES, "sequences, and heads in attention"),
+        SECOND_TENSOR: Axis(Role.OPS, "tensors of the model, beside tp"),
         TENSOR: Axis(Role.OPS, "tensors of the model"),
     }
 )

@@ -11,9 +11,9 @@
 `Pins` are some of the choices, a `Layout` is all of them; the text of a layout is that of its pins.
 What may be pinned for whom is a `Grammar`.
 
-Ranks are laid out as torchtitan and Megatron do, innermost first: tp, cp, dp_shard, dp_replicate,
-pp. Experts borrow ranks of tp, cp and dp (parallel folding), innermost first: etp, ep, and what is
-left holds the same parts of the same experts.
+Ranks are laid out as torchtitan and Megatron do, innermost first: tp, tp2, cp, dp_shard,
+dp_replicate, pp. Experts borrow ranks of tp, cp and dp (parallel folding), innermost first: etp,
+ep, and what is left holds the same parts of the same experts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,17 @@ from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Any
 
-from autopar.nouns.axes import CONTEXT, EXPERT, HEADS, PIPELINE, REPLICATE, SHARD, TENSOR
+from autopar.nouns.axes import (
+    AXES,
+    CONTEXT,
+    EXPERT,
+    HEADS,
+    PIPELINE,
+    REPLICATE,
+    SECOND_TENSOR,
+    SHARD,
+    TENSOR,
+)
 from autopar.nouns.errors import UserError, did_you_mean
 from autopar.nouns.offload import OFFLOAD
 from autopar.nouns.recompute import ATTENTION, KEEP_ALL, POLICIES, Recompute
@@ -55,6 +65,7 @@ class Pins:
     dp_replicate: int | None = None
     dp_shard: int | None = None
     tp: int | None = None
+    tp2: int | None = None
     cp: int | None = None
     cp_ring: int | None = None
     """Of ``cp``, the ranks among which attention splits rows; ``cp_head``: heads."""
@@ -171,7 +182,7 @@ class Grammar:
             return text
         if not (text.isascii() and text.isdigit() and len(text) <= _DIGITS and int(text)):
             wanted = _MEANS.get(name, "") + "a whole number from 1"
-            if name in (*DEGREES, RING_RANKS, HEADS) and self.devices is not None:
+            if name in (*AXES, RING_RANKS) and self.devices is not None:
                 may = alternatives(divisors(self.devices))
                 wanted += f"; on {self.devices} devices {name} may be {may}"
             raise LayoutError(f"--fix {name}={text}: give {wanted}")
@@ -205,6 +216,8 @@ class Layout:
     dp_replicate: int = 1
     dp_shard: int = 1
     tp: int = 1
+    tp2: int = 1
+    """Of a second axis that splits tensors (Xu et al. 2021, Optimus)."""
     cp: int = 1
     cp_head: int = 1
     """Of ``cp``, the ranks among which attention splits heads."""
@@ -245,7 +258,7 @@ class Layout:
 
     @property
     def device_count(self) -> int:
-        return self.dp * self.cp * self.tp * self.pp
+        return self.dp * self.cp * self.tp * self.tp2 * self.pp
 
     @property
     def microbatches(self) -> int:
@@ -260,7 +273,7 @@ class Layout:
     def pins(self) -> Pins:
         """All choices, but for those that most layouts leave alone and this one too."""
         every = {name: getattr(self, name) for name in NAMES if name not in _NOT_OF_LAYOUTS}
-        rare = {HEADS: 1, "etp": 0, "offload": OFFLOAD[0], "uneven": False}
+        rare = {HEADS: 1, SECOND_TENSOR: 1, "etp": 0, "offload": OFFLOAD[0], "uneven": False}
         return Pins(**{n: v for n, v in every.items() if n not in rare or v != rare[n]})
 
     def shortest(self) -> Pins:

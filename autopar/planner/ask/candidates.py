@@ -9,7 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from autopar.nouns.axes import CONTEXT, EXPERT, HEADS, REPLICATE, SAMPLES, SHARD, TENSOR
+from autopar.nouns.axes import (
+    CONTEXT,
+    EXPERT,
+    HEADS,
+    REPLICATE,
+    SAMPLES,
+    SECOND_TENSOR,
+    SHARD,
+    TENSOR,
+)
 from autopar.nouns.layout import LayoutError, Pins, alternatives, divisors
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.offload import OFFLOAD
@@ -45,9 +54,9 @@ class Candidate:
         return self.data * self.model.ways(SAMPLES)
 
 
-def model_mesh(tp: int, ring: int = 1, head: int = 1, ep: int = 1) -> Mesh:
+def model_mesh(tp: int, tp2: int = 1, ring: int = 1, head: int = 1, ep: int = 1) -> Mesh:
     """Of a candidate; experts and sequences have axes where these are split."""
-    sizes = {EXPERT: ep, CONTEXT: ring, HEADS: head, TENSOR: tp}
+    sizes = {EXPERT: ep, CONTEXT: ring, HEADS: head, SECOND_TENSOR: tp2, TENSOR: tp}
     used = tuple(axis for axis, size in sizes.items() if size > 1 or axis == TENSOR)
     return Mesh(used, tuple(sizes[axis] for axis in used))
 
@@ -78,12 +87,13 @@ def candidates(devices: int, batch: int, pins: Pins) -> list[Candidate]:
     Raises:
         LayoutError: none is left; the message says which numbers do not divide, and which would.
     """
-    cp = pins.cp or 1
-    ranks = [] if devices % cp else _data_ranks(devices // cp, pins)
+    cp, tp2 = pins.cp or 1, pins.tp2 or 1
+    beside = cp * tp2
+    ranks = [] if devices % beside else _data_ranks(devices // beside, pins)
     if not ranks:
         raise LayoutError(f"--fix {pins} does not make up {devices} devices of a stage")
     possible = [
-        Candidate(data // ep, model_mesh(devices // cp // data, ring, head, ep), count)
+        Candidate(data // ep, model_mesh(devices // beside // data, tp2, ring, head, ep), count)
         for data in ranks
         for ring, head in sequence_splits(pins)
         for ep in _borrowed(data, pins)
@@ -91,7 +101,7 @@ def candidates(devices: int, batch: int, pins: Pins) -> list[Candidate]:
         for count in _microbatches(batch // data, pins.microbatch)
     ]
     if not possible:
-        raise LayoutError(_does_not_divide(devices // cp, batch, pins, ranks))
+        raise LayoutError(_does_not_divide(devices // beside, batch, pins, ranks))
     return possible
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from autopar.nouns.axes import EXPERT
 from autopar.nouns.graph import Graph, Op
 from autopar.nouns.layout import LayoutError, alternatives, divisors
 
-WITHOUT = {"ep": "1"}
+WITHOUT = {EXPERT: "1"}
 
 
 def check_experts(graph: Graph, ep: int) -> None:

@@ -1,6 +1,7 @@
 """What ``--fix`` pins of a model, and which of it the cluster allows.
 
-The degrees make up the devices: ``dp_replicate x dp_shard x cp x tp x pp = devices``. A microbatch
+The degrees make up the devices: ``dp_replicate x dp_shard x cp x tp2 x tp x pp = devices``; ``cp``
+is ``cp_ring x cp_head``, and ``ep`` borrows ranks of ``dp_shard``, ``cp`` and ``tp``. A microbatch
 has ``microbatch`` samples on each data rank: ``batch = dp_replicate x dp_shard x microbatch x
 microbatches``. The first is checked here, before any model is captured; the second with the batch
 (`autopar.planner.ask.candidates`).
@@ -13,7 +14,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from autopar.nouns.axes import CONTEXT, EXPERT, HEADS, PIPELINE, REPLICATE, SHARD, TENSOR
+from autopar.nouns.axes import (
+    CONTEXT,
+    EXPERT,
+    HEADS,
+    PIPELINE,
+    REPLICATE,
+    SECOND_TENSOR,
+    SHARD,
+    TENSOR,
+)
 from autopar.nouns.layout import (
     RING_RANKS,
     WORDS,
@@ -30,7 +40,7 @@ from autopar.pipeline.schedules.table import SCHEDULES
 from autopar.pipeline.written import read_schedule
 
 DEGREES = (REPLICATE, SHARD, TENSOR)
-"""What splits the devices of a stage, beside ``cp``."""
+"""What splits the devices of a stage, beside ``cp`` and ``tp2``."""
 ALONE = ("sequence_parallel",)
 """What no backend emits; the transformer family prices it."""
 PYTORCH_ALONE = (CONTEXT, RING_RANKS, HEADS, EXPERT)
@@ -40,6 +50,7 @@ CHOICES = (
     CONTEXT,
     RING_RANKS,
     HEADS,
+    SECOND_TENSOR,
     EXPERT,
     PIPELINE,
     "schedule",
@@ -90,7 +101,7 @@ def read_pins(pairs: Mapping[str, str], devices: int) -> tuple[Pins, Lists | Non
             raise LayoutError(f"--fix {name}={pairs[name]}: programs decide it op by op")
     pins, actions = _scheduled(pins, pins.schedule or ORDERS[0])
     pins = _along_sequences(pins)
-    pp, cp = pins.pp or 1, pins.cp or 1
+    pp, cp, tp2 = pins.pp or 1, pins.cp or 1, pins.tp2 or 1
     if devices % pp:
         raise LayoutError(
             f"--fix pp={pp} makes equal groups of devices, and there are {devices}: pp may "
@@ -102,13 +113,18 @@ def read_pins(pairs: Mapping[str, str], devices: int) -> tuple[Pins, Lists | Non
             f"{devices // pp}{' of a stage' if pp > 1 else ''}: cp may be "
             f"{alternatives(divisors(devices // pp))}"
         )
+    if devices // pp // cp % tp2:
+        raise LayoutError(
+            f"--fix tp2={tp2} does not divide the {devices // pp // cp} devices that are left for "
+            f"it: tp2 may be {alternatives(divisors(devices // pp // cp))}"
+        )
     for name in ("schedule", "interleave"):
         if pp == 1 and pairs.get(name, "none") not in ("none", "1"):
             raise LayoutError(
                 f"--fix {name}={pairs[name]} orders stages of a pipeline, and there is one: "
                 "give --fix pp=2 or more with it"
             )
-    _check(pins, devices // pp // cp)
+    _check(pins, devices // pp // cp // tp2)
     return pins, actions
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from autopar.nouns.axes import CONTEXT, HEADS, PIPELINE, REPLICATE, SHARD, TENSOR
+from autopar.nouns.axes import CONTEXT, HEADS, PIPELINE, REPLICATE, SECOND_TENSOR, SHARD, TENSOR
 from autopar.nouns.layout import (
     DEGREES,
     RING_RANKS,
@@ -44,13 +44,13 @@ def read_pins(pairs: Mapping[str, str]) -> Pins:
             "state on devices so far; `autopar plan` prices it in host memory, of a model and "
             "without sequence_parallel"
         )
-    if (pins.cp_head or 1) > 1 or pins.cp_ring not in (None, pins.cp):
+    if {pins.cp_head, pins.tp2} - {None, 1} or pins.cp_ring not in (None, pins.cp):
         raise LayoutError(
-            f"--fix {Pins(cp_ring=pins.cp_ring, cp_head=pins.cp_head)}: layouts of architecture "
-            "figures split rows of attention over cp, and no heads so far; say cp alone, or give "
-            "`autopar plan` a model"
+            f"--fix {Pins(tp2=pins.tp2, cp_ring=pins.cp_ring, cp_head=pins.cp_head)}: layouts of "
+            "architecture figures split rows of attention over cp and tensors over tp, and nothing "
+            "else so far; say cp and tp alone, or give `autopar plan` a model"
         )
-    return pins.without("offload", RING_RANKS, HEADS)
+    return pins.without("offload", RING_RANKS, HEADS, SECOND_TENSOR)
 
 
 def completed(pins: Pins, devices: int, global_batch: int | None = None) -> Layout:

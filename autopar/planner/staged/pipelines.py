@@ -222,9 +222,9 @@ class Pipelines:
         question = self.question
         for pp in degrees:
             devices = question.cluster.device_count // pp
-            cp = question.pins.cp or 1
-            if devices % cp or not any(
-                allows(question.pins, split) for split in splits(devices // cp)
+            beside = (question.pins.cp or 1) * (question.pins.tp2 or 1)
+            if devices % beside or not any(
+                allows(question.pins, split) for split in splits(devices // beside)
             ):
                 continue
             try:
