@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from autopar.nouns.axes import SEQUENCES
 from autopar.nouns.graph import Graph
+from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import key
 from autopar.nouns.sharding import Placement
 from autopar.rules.batch import BatchFlow, batch_flow, data_choices
@@ -58,6 +59,19 @@ class BatchCut:
             return self.samples
         assert self.sequences is not None, "the sequences of this batch were not followed"
         return self.sequences
+
+
+@dataclass(frozen=True, slots=True)
+class Cuts:
+    """How a batch is cut on meshes of any number of ranks to a sequence; ``along``: by that number,
+    where there may be several."""
+
+    samples: Cut
+    along: Mapping[int, Cut] = field(default_factory=dict)
+
+    def of(self, mesh: Mesh) -> BatchCut:
+        """On one mesh."""
+        return BatchCut(self.samples, self.along.get(mesh.ways(SEQUENCES)))
 
 
 def batch_cut(graph: Graph, batch_dims: Mapping[str, int], cp: int = 1) -> BatchCut:

@@ -33,7 +33,7 @@ from autopar.pricing.repricing import objective
 from autopar.pricing.state_prices import StatePrices
 from autopar.pricing.utilization import model_flops
 from autopar.rules.attention import FLASH_BACKWARD
-from autopar.rules.cut import batch_cut
+from autopar.rules.cut import Cuts, batch_cut
 from autopar.rules.fusion import fusion
 from autopar.rules.registry import bind
 from autopar.rules.work import PRODUCTS, flops
@@ -191,7 +191,7 @@ def test_the_written_sharding_is_as_good_as_a_searched_one(gated: bool) -> None:
     cut = batch_cut(graph, BATCH_DIMS)
     cluster = load_cluster(str(ROOT / "examples/clusters/a100_128x8.yaml"))
     question = Question(
-        *(graph, cut, 256, (), cluster, "bfloat16", "adamw", Pins(tp=8)),
+        *(graph, Cuts(cut.samples), 256, (), cluster, "bfloat16", "adamw", Pins(tp=8)),
         fusion=fusion(graph),
     )
     candidate = Candidate(128, model_mesh(8), 2)

@@ -25,7 +25,7 @@ from autopar.planner.solve.alarms import Alarms
 from autopar.planner.solve.solved import idle_axes
 from autopar.planner.solve.standings import NothingFits, Standings
 from autopar.rules.batch import batch_flow
-from autopar.rules.cut import BatchCut, Cut, batch_cut
+from autopar.rules.cut import Cut, Cuts, batch_cut
 from tests.planner.graphs import gpt
 
 NODE = load_cluster("examples/clusters/h100_8.yaml")
@@ -40,7 +40,7 @@ def question(
     pins, actions = read_pins(fix or {}, cluster.device_count)
     return Question(
         graph,
-        BatchCut(Cut(BATCH, flow.choices)),
+        Cuts(Cut(BATCH, flow.choices)),
         batch,
         flow.obstacles,
         cluster,

@@ -6,7 +6,8 @@ computes. How the data axes are split and what ZeRO shards over them comes after
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from autopar.nouns.axes import (
@@ -61,13 +62,12 @@ def model_mesh(tp: int, tp2: int = 1, ring: int = 1, head: int = 1, ep: int = 1)
     return Mesh(used, tuple(sizes[axis] for axis in used))
 
 
-def sequence_splits(pins: Pins) -> list[tuple[int, int]]:
-    """(rows, heads): how the ranks of ``cp`` may share attention, rows alone first.
+def sequence_splits(pins: Pins, cp: int) -> list[tuple[int, int]]:
+    """(rows, heads): how ``cp`` ranks may share attention, rows alone first.
 
     Ranks that split rows may do heads in their place, op by op, so none split heads alone unless
     that is pinned.
     """
-    cp = pins.cp or 1
     return [
         (ring, cp // ring)
         for ring in divisors(cp)[::-1]
@@ -81,27 +81,41 @@ def degrees_text(mesh: Mesh, between: str = " ") -> str:
     return between.join(f"{a}={n}" for a, n in zip(mesh.axes, mesh.sizes, strict=True))
 
 
-def candidates(devices: int, batch: int, pins: Pins) -> list[Candidate]:
-    """Every candidate that the device count, the batch and the pins allow.
+def candidates(
+    devices: int, batch: int, pins: Pins, along: Collection[int] = ()
+) -> list[Candidate]:
+    """Every candidate that the device count, the batch and the pins allow; ``along``: numbers of
+    ranks that may share a sequence where that is not pinned.
+
+    Ranks share one where they cannot have samples of their own: else these take as long and move
+    less.
 
     Raises:
         LayoutError: none is left; the message says which numbers do not divide, and which would.
     """
-    cp, tp2 = pins.cp or 1, pins.tp2 or 1
-    beside = cp * tp2
-    ranks = [] if devices % beside else _data_ranks(devices // beside, pins)
-    if not ranks:
+    beside = pins.tp2 or 1
+    asked = [1, *along] if pins.cp is None else [pins.cp]
+    ranks = {
+        cp: _data_ranks(devices // (cp * beside), pins)
+        for cp in asked
+        if not devices % (cp * beside)
+    }
+    if not any(ranks.values()):
         raise LayoutError(f"--fix {pins} does not make up {devices} devices of a stage")
     possible = [
-        Candidate(data // ep, model_mesh(devices // beside // data, tp2, ring, head, ep), count)
-        for data in ranks
-        for ring, head in sequence_splits(pins)
+        Candidate(data // ep, model_mesh(rest // data, beside, ring, head, ep), count)
+        for cp, listed in ranks.items()
+        for rest in (devices // (cp * beside),)
+        for data in listed
+        for ring, head in sequence_splits(pins, cp)
         for ep in _borrowed(data, pins)
         if batch % data == 0
         for count in _microbatches(batch // data, pins.microbatch)
+        if pins.cp is not None or math.gcd(batch // data // count, cp) == 1
     ]
     if not possible:
-        raise LayoutError(_does_not_divide(devices // beside, batch, pins, ranks))
+        cp = asked[0]
+        raise LayoutError(_does_not_divide(devices // (cp * beside), batch, pins, ranks[cp]))
     return possible
 
 

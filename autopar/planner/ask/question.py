@@ -15,7 +15,7 @@ from autopar.pipeline.actions import Lists
 from autopar.planner.ask.candidates import Candidate, StateLayout
 from autopar.pricing.offload import obstacle as offload_obstacle
 from autopar.pricing.step_time import StepTime
-from autopar.rules.cut import BatchCut
+from autopar.rules.cut import Cuts
 from autopar.rules.fusion import ALONE, Fusion
 
 
@@ -29,7 +29,7 @@ class Question:
     """
 
     graph: Graph
-    cut: BatchCut
+    cuts: Cuts
     batch: int
     obstacles: tuple[str, ...]
     cluster: Cluster

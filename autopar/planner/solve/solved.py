@@ -76,7 +76,7 @@ def solve(
         folded = fold(
             question.graph,
             full,
-            question.cut,
+            question.cuts.of(candidate.model),
             prices,
             state,
             solver.bindings,
@@ -103,7 +103,7 @@ def lowered_of(question: Question, spread: Spread, candidate: Candidate) -> Lowe
         question.graph,
         spread,
         candidate.microbatches,
-        question.cut,
+        question.cuts.of(candidate.model),
     )
 
 
