@@ -26,7 +26,7 @@ from autopar.nouns.sharding import DEFERRED, PARTIAL, WHOLE, Placement, Sharding
 from autopar.rules.cut import BatchCut
 from autopar.rules.notation import BoundRule
 from autopar.rules.registry import bind
-from autopar.rules.resharding import RINGS, Collective, Step, collectives, reshard
+from autopar.rules.resharding import SHIFT, Collective, Step, collectives, reshard
 from autopar.rules.strategies import Strategy, flows, shardings
 from autopar.rules.work import extents, factor_names
 
@@ -323,8 +323,8 @@ def activation_collectives(
             tensor = lowered.graph.tensors[operand.name]
             yield from _priced(tensor, operand.steps, operand.differentiable, lowered, times)
         if op.bound is not None:
-            for direction, inside in internal_collectives(op, lowered.mesh):
-                yield Priced(key(lowered.block, op.op.name), direction, inside, times)
+            for direction, inside, often in internal_collectives(op, lowered.mesh):
+                yield Priced(key(lowered.block, op.op.name), direction, inside, times * often)
     for operand in lowered.outputs:
         tensor = lowered.graph.tensors[operand.name]
         yield from _priced(tensor, operand.steps, operand.differentiable, lowered, times)
@@ -340,9 +340,9 @@ def rerun_collectives(body: Lowered, times: int = 1) -> Iterator[Priced]:
         for operand in op.operands:
             yield from _priced(body.graph.tensors[operand.name], operand.steps, False, body, times)
         if op.bound is not None:
-            for direction, inside in internal_collectives(op, body.mesh):
+            for direction, inside, often in internal_collectives(op, body.mesh):
                 if direction == "forward":
-                    yield Priced(key(body.block, op.op.name), direction, inside, times)
+                    yield Priced(key(body.block, op.op.name), direction, inside, times * often)
         for name in op.op.outputs if i < max(savers) else ():
             yield from _priced(
                 body.graph.tensors[name], body.tensors[name].steps, False, body, times
@@ -355,8 +355,8 @@ def _saves(op: LoweredOp, body: Lowered) -> bool:
     return grad and (rule is None or bool(rule.saves or rule.saves_results or rule.keeps))
 
 
-def internal_collectives(op: LoweredOp, mesh: Mesh) -> Iterator[tuple[str, Collective]]:
-    """(direction, collective) inside the op's own implementation under its strategy."""
+def internal_collectives(op: LoweredOp, mesh: Mesh) -> Iterator[tuple[str, Collective, int]]:
+    """(direction, collective, how often) inside the op's own implementation under its strategy."""
     assert op.bound is not None
     local = extents(op.bound, op.strategy, mesh)
     for each in op.bound.rule.implementations:
@@ -367,9 +367,8 @@ def internal_collectives(op: LoweredOp, mesh: Mesh) -> Iterator[tuple[str, Colle
             names = factor_names(op.bound, inside.dims)
             numel = math.prod(local[name] for name in names) * inside.count
             size = numel * DTYPE_BYTES[inside.dtype]
-            if inside.kind in RINGS:
-                size *= mesh.ways(axes)
-            yield inside.direction, Collective(inside.kind, "+".join(axes), size)
+            times = mesh.ways(axes) - 1 if inside.kind == SHIFT else 1
+            yield inside.direction, Collective(inside.kind, "+".join(axes), size), times
 
 
 def _priced(

@@ -19,7 +19,7 @@ from autopar.pricing.software.figures import Figures
 from autopar.pricing.software.trainer import Trainer
 from autopar.pricing.units.moves import move_time_s
 from autopar.rules.fusion import ALONE, Fusion
-from autopar.rules.resharding import RINGS, Collective, Step, collectives
+from autopar.rules.resharding import SHIFT, Collective, Step, collectives
 from autopar.rules.strategies import flows
 from autopar.rules.work import Work, extents, op_work
 
@@ -99,9 +99,9 @@ class Prices:
         """
         moved = {"forward": 0, "backward": 0}
         ways = 1
-        for direction, inside in internal_collectives(op, self.mesh):
-            moved[direction] += self.collective(inside)
-            ways = max(ways, self.mesh.ways(inside.axis.split("+")) if inside.kind in RINGS else 1)
+        for direction, inside, times in internal_collectives(op, self.mesh):
+            moved[direction] += times * self.collective(inside)
+            ways = max(ways, times + 1 if inside.kind == SHIFT else 1)
         if ways > 1:
             computed = self.compute(op, tensors, scope)
             hides = [picoseconds * (ways - 1) // ways for picoseconds in computed]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from autopar.nouns.graph import Op, Tensor
+from autopar.nouns.graph import DTYPE_BYTES, Op, Tensor
 from autopar.rules.implementations.table import (
     CAUSAL_RING,
     CAUSAL_ROWS,
@@ -23,7 +23,7 @@ from autopar.rules.implementations.table import (
     ZIGZAG_ROWS,
 )
 from autopar.rules.notation import Implemented, Internal, Kept, Rule, RuleError, RuleMaker
-from autopar.rules.resharding import PASSES, PASSES_HOME
+from autopar.rules.resharding import SHIFT
 from autopar.rules.terms import text
 
 # The flash backward computes the scores again and then four products, against two forward
@@ -81,12 +81,16 @@ def _rows(op: Op, operands: tuple[Tensor, ...]) -> tuple[Implemented, ...]:
         return plain
     if any(t.differentiable for t in operands[3:]):
         return plain
-    pairs = ((("b", "g", "t", "d"), key), (("b", "g", "t", "e"), value))
-    moves = [Internal(PASSES, "forward", dims, 1, t.dtype) for dims, t in pairs]
-    moves += [Internal(PASSES, "backward", dims, 1, t.dtype) for dims, t in pairs]
-    moves += [Internal(PASSES_HOME, "backward", dims, 1, t.dtype) for dims, t in pairs]
+    # Keys and values both ways, and in backward the sums of their gradients, added up wide.
+    pair, width = ("b", "g", "t"), key.shape[3] + value.shape[3]
+    wide = max(key.dtype, "float32", key=DTYPE_BYTES.__getitem__)
+    moves = (
+        Internal(SHIFT, "forward", pair, width, key.dtype),
+        Internal(SHIFT, "backward", pair, width, key.dtype),
+        Internal(SHIFT, "backward", pair, width, wide),
+    )
     rings = (CAUSAL_RING, ZIGZAG_RING) if causal else (RING,)
-    return (*plain, *(Implemented("s", name, tuple(moves), ("t",)) for name in rings))
+    return (*plain, *(Implemented("s", name, moves, ("t",)) for name in rings))
 
 
 def _rotary(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:

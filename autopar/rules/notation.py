@@ -78,7 +78,7 @@ class Internal(_Hashable):
     """A collective inside an implementation of an op.
 
     The tensor it moves has the extents of ``dims`` (local, after the other axes' splits) times
-    ``count``, in ``dtype``.
+    ``count``, in ``dtype``. A shift is made as often as there are other ranks, all else once.
     """
 
     kind: str

@@ -38,7 +38,14 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensors]]] = {
     "tied": (lambda: models.Llama(tied=True), models.llama_batch),
     "convnet": (models.ConvNet, models.conv_batch),
 }
-MESHES = ("tp=2", "tp=4", "dp_shard=2 x tp=2", "dp_replicate=2 x tp=2", "tp2=2 x tp=2", "dp_shard=4")
+MESHES = (
+    "tp=2",
+    "tp=4",
+    "dp_shard=2 x tp=2",
+    "dp_replicate=2 x tp=2",
+    "tp2=2 x tp=2",
+    "dp_shard=4",
+)
 
 MIXED = ("compute x 1 + selective-op", "full x 1 + selective-op")
 
