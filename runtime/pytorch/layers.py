@@ -62,11 +62,30 @@ def attention(
     ``rows`` each has a piece of the queries, one behind the other: a causal mask shows them the
     keys up to their own places in the whole sequence.
     """
+    first = None
+    if causal and rows:
+        axes = (rows,) if isinstance(rows, str) else rows
+        first = q.shape[2] * ranks.current().index(*axes)
+    return attention_from(first, q, k, v, mask, causal, scale, dropout, axis)
+
+
+def attention_from(
+    first: int | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    causal: bool,
+    scale: float | None,
+    dropout: float,
+    axis: str | Sequence[str],
+) -> Tensor:
+    """`attention` whose queries are rows ``first``, ``first + 1``, .. of all, for a causal mask;
+    None for all rows."""
     if mask is not None and mask.dtype is not torch.bool:
         mask = mask.to(q.dtype)
-    if causal and (rows or mask is not None):
-        axes = (rows,) if isinstance(rows, str) else rows
-        first = q.shape[2] * ranks.current().index(*axes) if rows else 0
+    if causal and (first is not None or mask is not None):
+        first = first or 0
         k, v = k[:, :, : first + q.shape[2]], v[:, :, : first + q.shape[2]]
         mask, causal = _seen_from(first, q.shape[2], k.shape[2], q.device, mask), False
     attend = partial(
