@@ -14,8 +14,11 @@ class NoImplementation(UserError):
     """A plan runs an op in a way that programs of its framework have no call for."""
 
 
-def arguments(op: LoweredOp, framework: str, whole: Callable[[int], Sequence[object]]) -> list[str]:
-    """What the call is given beside the plain one's arguments; ``whole``: an operand's extents.
+def arguments(
+    op: LoweredOp, framework: str, whole: Callable[[int], Sequence[object]], order: str
+) -> list[str]:
+    """What the call is given beside the plain one's arguments; ``whole``: an operand's extents;
+    ``order``: how pieces of sequences lie, which is said where they are not contiguous.
 
     Raises `NoImplementation`.
     """
@@ -33,7 +36,9 @@ def arguments(op: LoweredOp, framework: str, whole: Callable[[int], Sequence[obj
             if argument == "vocabulary":
                 value = str(_extent(op, name, whole))
             elif argument == "order":
-                value = f'"{row.lie}"'
+                if order == "contiguous":
+                    continue
+                value = f'"{order}"'
             else:
                 value = tuple_text(axes) if argument == "axes" else axes_text(axes)
             given.append(f"{argument}={value}")

@@ -97,6 +97,11 @@ class Lowered:
     """Where pieces along sequences lie in zigzag (`autopar.rules.cut`): of tensors the dim that
     does; of those that are not there, any that an axis of sequences splits."""
 
+    @property
+    def order(self) -> str:
+        """How pieces along sequences lie."""
+        return "contiguous" if self.zigzag is None else "zigzag"
+
     def lies(self, name: str, axis: str, placement: Placement) -> Placement:
         """A placement of tensor ``name``, marked where its pieces lie in zigzag."""
         if self.zigzag is None or axis not in SEQUENCES or placement.kind != "S":

@@ -94,9 +94,20 @@ class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name not in _OPS:
             raise NotImplementedError(f"a collective that is not counted: {name}")
         kind, side = _OPS[name]
+        if kind == "all_to_all" and _to_one_alone(func, args):
+            kind = "shift"
         group = _group(func, args, kwargs)
         size = _bytes(args[int(side[0])]) * (group.size() if side.endswith("xN") else 1)
         self._counts[kind, self._ranks.axes_of(group), size] += 1
+
+
+def _to_one_alone(func: Any, args: Any) -> bool:
+    """Whether a functional all_to_all sends rows to one rank only, as `transport.begin_shift`."""
+    names = [argument.name for argument in schema_of(func).arguments]
+    if "input_split_sizes" not in names or func.namespace != "_c10d_functional":
+        return False
+    sizes = args[names.index("input_split_sizes")]
+    return len(sizes) > 1 and sum(size != 0 for size in sizes) == 1
 
 
 def _group(func: Any, args: Any, kwargs: Mapping[str, Any]) -> dist.ProcessGroup:

@@ -109,6 +109,13 @@ def _all_to_all(x: torch.Tensor, axis: str) -> torch.Tensor:
     return torch.cat([p.chunk(size)[here] for p in world.exchange(x.detach(), axis)])
 
 
+def _begin_shift(x: torch.Tensor, axis: str, by: int = 1) -> torch.Tensor:
+    world = _here.world
+    world.note("shift", axis, x.numel(), x.element_size())
+    arrived = world.exchange(x.detach().flatten(), axis)
+    return arrived[(transport.index(axis) - by) % world.mesh.size(axis)].clone()
+
+
 @contextmanager
 def _patched() -> Iterator[None]:
     functions = {
@@ -116,6 +123,8 @@ def _patched() -> Iterator[None]:
         "all_gather": _all_gather,
         "reduce_scatter": _reduce_scatter,
         "all_to_all": _all_to_all,
+        "begin_shift": _begin_shift,
+        "wait": lambda x: x,
     }
     before = {name: getattr(transport, name) for name in functions}
     current = ranks.current

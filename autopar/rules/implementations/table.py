@@ -80,7 +80,7 @@ TABLE: Mapping[str, Implementation] = MappingProxyType(
         # An equal share is that of its rows and one piece of the keys; all n pieces pass.
         CAUSAL_RING: Implementation(
             "its queries' rows, against the keys up to its last one as they pass around a ring",
-            {"pytorch": ("ring",)},
+            {"pytorch": ("ring", "order")},
             roles=SEQUENCES,
             work=lambda ways: 2 * ways - 1,
             hides=True,
@@ -96,7 +96,7 @@ TABLE: Mapping[str, Implementation] = MappingProxyType(
         ),
         RING: Implementation(
             "its queries' rows, against all keys as they pass around a ring",
-            {"pytorch": ("ring",)},
+            {"pytorch": ("ring", "order")},
             "anyhow",
             SEQUENCES,
             float,
