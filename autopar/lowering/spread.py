@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 
-from autopar.nouns.axes import BATCH, DATA, MICROBATCH, SAMPLES, SEQUENCES
+from autopar.nouns.axes import BATCH, MICROBATCH, SAMPLES, SEQUENCES
 from autopar.nouns.graph import DTYPE_BYTES, Graph, Op, Tensor
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Spread, key
@@ -33,8 +33,6 @@ from autopar.rules.work import extents, factor_names
 BATCH_AXES = (MICROBATCH, *BATCH)
 """What they do to an op follows from how the batch flows through the graph."""
 SAMPLE_AXES = (MICROBATCH, *SAMPLES)
-DATA_AXES = (MICROBATCH, *DATA)
-"""Where parameters are as data parallelism has them: no plan and no program says it of each."""
 
 
 class LoweringError(ValueError):
@@ -169,10 +167,10 @@ def lower(
             cuts = Sharding.of((a, split(dim)) for a, dim in dims if dim is not None)
             settle(tensor, cuts, cuts)
         elif tensor.role in ("parameter", "buffer"):
-            stored = Sharding.parse(spread.parameters.get(key(block, tensor.name), "R"))
+            held = Sharding.parse(spread.parameters.get(key(block, tensor.name), "R"))
             batch = DEFERRED if tensor.differentiable else WHOLE
             produced = Sharding.of(
-                (a, batch if a in BATCH_AXES and stored.on(a) == WHOLE else stored.on(a))
+                (a, batch if a in BATCH_AXES and held.on(a) == WHOLE else held.on(a))
                 for a in mesh.axes
             )
             settle(tensor, produced, produced)
@@ -229,6 +227,13 @@ def lower(
     return Lowered(
         graph, mesh, block, tensors, tuple(lowered), tuple(outputs), blocks, apart, zigzag
     )
+
+
+def stored(produced: Sharding) -> Sharding:
+    """What a plan and a program say of how a parameter is stored: that batch axes which do not
+    split it leave it whole goes without saying."""
+    placed = produced.placements
+    return Sharding(tuple((a, p) for a, p in placed if a not in BATCH_AXES or p.kind == "S"))
 
 
 def _own_names(at: Mapping[str, int], graph: Graph, block: str | None) -> Mapping[str, int]:
@@ -387,7 +392,6 @@ def _priced(
 
 __all__ = [
     "BATCH_AXES",
-    "DATA_AXES",
     "MICROBATCH",
     "SAMPLE_AXES",
     "Lowered",
@@ -400,4 +404,5 @@ __all__ = [
     "entering_on",
     "internal_collectives",
     "lower",
+    "stored",
 ]

@@ -7,10 +7,10 @@ axis           splits                                     what it does to state 
 pp             the model's depth, into stages             nothing: stages have their own
 dp_replicate   the samples of the batch                   keeps it whole
 dp_shard       the samples of the batch                   shares it, as ZeRO says
-ep             the samples of the batch; experts, where   keeps it whole
+ep             the samples of the batch; experts, where   shares it likewise
                the plan says so
-cp             the batch along its sequences              keeps it whole
-cp_head        the same inside pieces of cp; attention    keeps it whole
+cp             the batch along its sequences              shares it likewise
+cp_head        the same inside pieces of cp; attention    shares it likewise
                splits heads there
 tp2, tp        factors of ops, as the plan says of each   keeps it whole
 =============  =========================================  ====================================
@@ -42,8 +42,8 @@ class Role(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """splits: for people, what an axis of this name is for. shares: the framework's data
-    parallelism sums gradients over it, and may share state."""
+    """splits: for people, what an axis of this name is for. shares: its ranks share the state of
+    what it does not split, as ZeRO says."""
 
     role: Role
     splits: str
@@ -53,11 +53,11 @@ class Axis:
 TABLE: Mapping[str, Axis] = MappingProxyType(
     {
         PIPELINE: Axis(Role.DEPTH, "the model's depth, into stages"),
-        REPLICATE: Axis(Role.SAMPLES, "the batch; everything else is whole", shares=True),
+        REPLICATE: Axis(Role.SAMPLES, "the batch; everything else is whole"),
         SHARD: Axis(Role.SAMPLES, "the batch, and what ZeRO splits", shares=True),
-        EXPERT: Axis(Role.SAMPLES, "the batch, and experts"),
-        CONTEXT: Axis(Role.SEQUENCES, "sequences"),
-        HEADS: Axis(Role.SEQUENCES, "sequences, and heads in attention"),
+        EXPERT: Axis(Role.SAMPLES, "the batch, and experts", shares=True),
+        CONTEXT: Axis(Role.SEQUENCES, "sequences", shares=True),
+        HEADS: Axis(Role.SEQUENCES, "sequences, and heads in attention", shares=True),
         SECOND_TENSOR: Axis(Role.OPS, "tensors of the model, beside tp"),
         TENSOR: Axis(Role.OPS, "tensors of the model"),
     }
@@ -74,8 +74,9 @@ def of(*roles: Role) -> tuple[str, ...]:
 
 SAMPLES = of(Role.SAMPLES)
 """They split the samples of the batch."""
-DATA = tuple(name for name, axis in TABLE.items() if axis.shares)
-"""Axes of data parallelism."""
+SHARING = tuple(name for name, axis in TABLE.items() if axis.shares)
+"""Their ranks share the state of what they do not split; gradients are summed over them, and over
+replicas."""
 SEQUENCES = of(Role.SEQUENCES)
 BATCH = of(Role.SAMPLES, Role.SEQUENCES)
 """They split the batch, in ops as it flows through them."""

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from autopar.nouns.axes import BATCH, DATA, OPS, SAMPLES
+from autopar.nouns.axes import BATCH, OPS, SAMPLES, SHARING
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +51,10 @@ class Mesh:
         """Those that split the samples of the batch, of more than one rank."""
         return self._several(SAMPLES)
 
-    @property
-    def data_axes(self) -> tuple[str, ...]:
-        """Those of data parallelism, of more than one rank."""
-        return self._several(DATA)
+    def sharing(self, split: str = "") -> tuple[str, ...]:
+        """Those that share the state of a tensor, of more than one rank; ``split``: as ``"ep+cp"``,
+        those that split it themselves."""
+        return tuple(a for a in self._several(SHARING) if a not in split.split("+"))
 
     @property
     def batch_axes(self) -> tuple[str, ...]:

@@ -6,9 +6,8 @@ prints. A searcher's claimed cost must equal this number, to the picosecond.
 
 from __future__ import annotations
 
-from autopar.lowering.spread import DATA_AXES, MICROBATCH, Lowered
+from autopar.lowering.spread import MICROBATCH, Lowered, stored
 from autopar.nouns.plan import key
-from autopar.nouns.sharding import Sharding
 from autopar.pricing.prices import Prices
 from autopar.pricing.state_prices import StatePrices
 
@@ -44,10 +43,7 @@ def _parameters(lowered: Lowered, state: StatePrices) -> int:
     total = 0
     for value in lowered.tensors.values():
         if value.tensor.role == "parameter":
-            stored = Sharding(
-                tuple((a, p) for a, p in value.produced.placements if a not in DATA_AXES)
-            )
-            total += state.price(value.tensor, stored)
+            total += state.price(value.tensor, stored(value.produced))
     for name, body in lowered.blocks.items():
         copies = len(dict.fromkeys(lowered.graph.blocks[name].instances))
         total += _parameters(body, state) * copies

@@ -6,23 +6,24 @@ do not change what a rank computes in a microbatch, only how its model state is 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
+from typing import TypeVar
 
 from autopar.lowering.collectives import loss_bytes
 from autopar.lowering.counts import global_counts, label_collectives
 from autopar.lowering.spread import (
-    DATA_AXES,
     Lowered,
     internal_collectives,
     rerun_collectives,
+    stored,
 )
-from autopar.lowering.state import LOSS_BYTES
-from autopar.nouns.graph import DTYPE_BYTES, Tensor
+from autopar.lowering.state import LOSS_BYTES, split_of
+from autopar.nouns.graph import DTYPE_BYTES
 from autopar.nouns.plan import key
 from autopar.nouns.recompute import Recompute
-from autopar.nouns.sharding import Sharding
 from autopar.pricing.prices import PICOSECONDS, Prices
 from autopar.pricing.units.activations import (
     Life,
@@ -31,7 +32,7 @@ from autopar.pricing.units.activations import (
     kept_by_policy,
     saved_parameters,
 )
-from autopar.pricing.units.unit import Unit
+from autopar.pricing.units.unit import Kind, Unit
 from autopar.pricing.xla_memory import XlaLives, xla_lives
 
 
@@ -138,7 +139,10 @@ def summarise(
     )
 
 
-def _sum(one: Mapping[str, int], more: Mapping[str, int], times: int) -> dict[str, int]:
+K = TypeVar("K")
+
+
+def _sum(one: Mapping[K, int], more: Mapping[K, int], times: int) -> dict[K, int]:
     return {k: one.get(k, 0) + times * more.get(k, 0) for k in dict.fromkeys((*one, *more))}
 
 
@@ -146,13 +150,14 @@ def _unit(lowered: Lowered, prices: Prices) -> Unit:
     forward, backward, weights, light = _computed(lowered, prices)
     moved, met = _moved(lowered, prices)
     trained, frozen, deferred, cutting = _parameters(lowered)
-    added = prices.added(sum(n * DTYPE_BYTES[dtype] for dtype, n in trained.items()))
+    added = prices.added(sum(n * DTYPE_BYTES[kind.dtype] for kind, n in trained.items()))
     return Unit(
         forward / PICOSECONDS,
         (backward + added) / PICOSECONDS,
         moved[0] / PICOSECONDS,
         moved[1] / PICOSECONDS,
-        sum(prices.collective(p.collective) for p in rerun_collectives(lowered)) / PICOSECONDS,
+        sum(p.count * prices.collective(p.collective) for p in rerun_collectives(lowered))
+        / PICOSECONDS,
         met,
         trained,
         frozen,
@@ -213,35 +218,27 @@ def _moved(lowered: Lowered, prices: Prices) -> tuple[tuple[int, int], tuple[int
 
 def _parameters(
     lowered: Lowered,
-) -> tuple[dict[str, int], dict[str, int], dict[str, int], frozenset[str]]:
-    """Elements on one model rank, trained and frozen, by dtype; bytes of gradients that are partial
-    sums, by model axes; the model axes that cut a trained one."""
-    trained: dict[str, int] = {}
-    frozen: dict[str, int] = {}
+) -> tuple[dict[Kind, int], dict[Kind, int], dict[str, int], frozenset[str]]:
+    """Elements on one model rank, trained and frozen, by kind; bytes of gradients that are partial
+    sums, by model axes; the axes that cut a trained one."""
+    trained: dict[Kind, int] = {}
+    frozen: dict[Kind, int] = {}
     deferred: dict[str, int] = {}
     cutting: set[str] = set()
     for value in lowered.tensors.values():
-        dtype = value.tensor.dtype
         if value.tensor.role != "parameter":
             continue
-        numel = _stored_numel(lowered, value.tensor, value.produced)
-        kind = trained if value.tensor.differentiable else frozen
-        kind[dtype] = kind.get(dtype, 0) + numel
+        held = stored(value.produced)
+        numel = math.prod(held.local_shape(value.tensor.shape, lowered.mesh))
+        kind = Kind(value.tensor.dtype, split_of(held))
+        elements = trained if value.tensor.differentiable else frozen
+        elements[kind] = elements.get(kind, 0) + numel
         if not value.tensor.differentiable:
             continue
-        held = [(a, p.kind) for a, p in value.produced.placements if a not in DATA_AXES]
-        cutting.update(axis for axis, kind in held if kind == "S")
-        if axes := "+".join(axis for axis, kind in held if kind == "D"):
-            deferred[axes] = deferred.get(axes, 0) + numel * DTYPE_BYTES[dtype]
+        cutting.update(axis for axis, placed in held.placements if placed.kind == "S")
+        if axes := "+".join(axis for axis, placed in held.placements if placed.kind == "D"):
+            deferred[axes] = deferred.get(axes, 0) + numel * DTYPE_BYTES[kind.dtype]
     return trained, frozen, deferred, frozenset(cutting)
-
-
-def _stored_numel(lowered: Lowered, tensor: Tensor, produced: Sharding) -> int:
-    size = 1
-    stored = Sharding(tuple((a, p) for a, p in produced.placements if a not in DATA_AXES))
-    for extent in stored.local_shape(tensor.shape, lowered.mesh):
-        size *= extent
-    return size
 
 
 def _packages(lowered: Lowered) -> Iterator[str]:

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from autopar.nouns.axes import DATA, TABLE, Role
+from autopar.nouns.axes import REPLICATE, SHARD, TABLE, Role
 from autopar.nouns.graph import Op, Tensor
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.sharding import DEFERRED, PARTIAL, WHOLE, Placement, Sharding, split
@@ -79,7 +79,7 @@ def alternatives(bound: BoundRule, axis: str, usual: str, samples: str) -> tuple
     rule, role = bound.rule, TABLE[axis].role
     known, (factor, *_) = rule.implemented(usual), bound.splits(usual) or ("",)
     alike = [e for e in rule.implementations if e.also and e.factor == factor]
-    if axis in DATA or (not alike and not known):
+    if axis in (REPLICATE, SHARD) or (not alike and not known):
         return ()
     lie = known.row.lie if known else "anyhow"
     beside = [e.choice for e in alike if role in e.row.roles and e.row.lie in (lie, "anyhow")]

@@ -1,12 +1,14 @@
 """Groups of processes, FSDP2, and devices that are not there."""
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import _resolve_process_group  # type: ignore[attr-defined]
 from torch.distributed.fsdp import FSDPModule
+from torch.nn.parallel import DistributedDataParallel
 
 resolve_group = _resolve_process_group  # a process group by its name
 
@@ -15,6 +17,12 @@ def fsdp_post_backward(root: FSDPModule) -> None:
     """What FSDP2 does when a backward has ended (reduce, reshard, wait), as its flags say now: a
     backward in two parts has no end that its hooks see."""
     root._get_fsdp_state()._root_post_backward_final_callback()
+
+
+def ddp_ignores(model: nn.Module, names: Sequence[str]) -> None:
+    """DistributedDataParallel leaves these parameters of ``model`` as they are."""
+    ignores = DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
+    ignores(model, names)  # type: ignore[no-untyped-call]
 
 
 def sharded_over(mesh: DeviceMesh) -> Any:

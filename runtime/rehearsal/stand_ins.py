@@ -57,9 +57,9 @@ def alone(rank: int, world: int, groups: list[list[int]]) -> Iterator[None]:
         groups.append(list(range(world)) if ranks is None else list(ranks))
         return plain(ranks, *given, **{**more, "backend": "fake"})
 
-    def device_mesh(ranks: Ranks, axes: Sequence[str], of: str = "") -> DeviceMesh:
+    def device_mesh(ranks: Ranks, dims: Sequence[tuple[str, ...]], of: str = "") -> DeviceMesh:
         with without_modes():  # it reads its ranks
-            return meshes(ranks, axes, of)
+            return meshes(ranks, dims, of)
 
     all_holders = ties.holders
 

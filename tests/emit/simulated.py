@@ -112,8 +112,9 @@ def _all_to_all(x: torch.Tensor, axis: str) -> torch.Tensor:
 def _begin_shift(x: torch.Tensor, axis: str, by: int = 1) -> torch.Tensor:
     world = _here.world
     world.note("shift", axis, x.numel(), x.element_size())
-    arrived = world.exchange(x.detach().flatten(), axis)
-    return arrived[(transport.index(axis) - by) % world.mesh.size(axis)].clone()
+    arrived: list[torch.Tensor] = world.exchange(x.detach().flatten(), axis)
+    own: torch.Tensor = arrived[(transport.index(axis) - by) % world.mesh.size(axis)]
+    return own.clone()
 
 
 @contextmanager

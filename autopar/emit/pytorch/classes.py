@@ -18,10 +18,9 @@ from autopar.emit.pytorch.values import Surroundings
 from autopar.emit.roles import Known
 from autopar.emit.sizes import NONE, Sizes
 from autopar.emit.text import Lines, split_items
-from autopar.lowering.spread import DATA_AXES, Lowered, Operand
+from autopar.lowering.spread import Lowered, Operand, stored
 from autopar.nouns.graph import Tensor
 from autopar.nouns.recompute import Recompute
-from autopar.nouns.sharding import Sharding
 
 TAKEN = (
     LAYERS
@@ -108,10 +107,9 @@ class Printing:
 def declaration(tensor: Tensor, lowered: Lowered, path: str, printing: Printing) -> str:
     """``Parameter((8, 8), "tp:S0")``; only what is not float32 says its dtype."""
     kind = "Parameter" if tensor.role == "parameter" else "Buffer"
-    produced = lowered.tensors[tensor.name].produced.placements
-    stored = Sharding(tuple((a, p) for a, p in produced if a not in DATA_AXES))
+    held = stored(lowered.tensors[tensor.name].produced)
     more = {
-        literal(str(stored)): stored.placements,
+        literal(str(held)): held.placements,
         f"dtype={literal(tensor.dtype)}": tensor.dtype != "float32",
         "trainable=False": kind == "Parameter" and not tensor.differentiable,
         "persistent=False": kind == "Buffer" and not printing.persistent.get(path, True),

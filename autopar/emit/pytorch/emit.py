@@ -34,9 +34,9 @@ from autopar.emit.sizes import NONE, Sizes
 from autopar.emit.text import Lines
 from autopar.lowering.counts import counted
 from autopar.lowering.precision import HALF
-from autopar.lowering.spread import DATA_AXES, MICROBATCH, Lowered
+from autopar.lowering.spread import BATCH_AXES, MICROBATCH, Lowered
 from autopar.lowering.stages import StagePart, stage_parts
-from autopar.nouns.axes import SEQUENCES, SHARD
+from autopar.nouns.axes import SEQUENCES, SHARING
 from autopar.nouns.offload import OFFLOAD
 from autopar.nouns.plan import Plan
 from autopar.pipeline.schedules.of_plan import schedule_of
@@ -104,7 +104,8 @@ def _how(
         if value.tensor.role == "parameter"
     ]
     late = any(
-        placement.kind == "D" and axis not in DATA_AXES
+        (placement.kind == "D" and axis not in BATCH_AXES)
+        or (placement.kind == "S" and axis in SHARING)
         for value in every
         for axis, placement in value.produced.placements
     )
@@ -119,7 +120,7 @@ def _how(
         clip_norm=plan.clip_norm,
         staged=len(plan.stages) > 1,
         counts="def counts(" in model,
-        late=late or (alone and zero > 0 and mesh.size(SHARD) > 1),
+        late=late or (alone and zero > 0 and bool(mesh.sharing())),
         tied=_tied(parts, plan),
         optimizer=plan.optimizer,
         schedule=plan.schedule,

@@ -11,7 +11,6 @@ from autopar.emit.legend import AXIS, MOVES, PARTIAL, SPLIT, ZIGZAG, Word
 from autopar.emit.names import LAYERS
 from autopar.emit.pytorch.site import uneven_dims
 from autopar.lowering.spread import BATCH_AXES, Lowered
-from autopar.nouns.axes import REPLICATE, SHARD
 from autopar.nouns.plan import Plan
 
 _LAYERS = "|".join(sorted(LAYERS))
@@ -75,7 +74,7 @@ def state(plan: Plan) -> list[str]:
     """How the data ranks hold the model's state, and what ``train.py`` moves of it."""
     sizes = plan.program_mesh
     zero = max(stage.zero for stage in plan.stages)
-    axes = [axis for axis in (REPLICATE, SHARD) if sizes.size(axis) > 1]
+    axes = sizes.batch_axes
     held = state_held(plan)
     if not axes:
         return [f"{held}."]

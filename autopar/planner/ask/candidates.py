@@ -18,6 +18,7 @@ from autopar.nouns.axes import (
     SAMPLES,
     SECOND_TENSOR,
     SHARD,
+    SHARING,
     TENSOR,
 )
 from autopar.nouns.layout import LayoutError, Pins, alternatives, divisors
@@ -26,6 +27,8 @@ from autopar.nouns.offload import OFFLOAD
 from autopar.nouns.recompute import POLICIES, Recompute
 from autopar.nouns.zero import ZERO_LEVELS
 from autopar.planner.ask.pins import DEGREES
+
+ALONE = Mesh((), ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +137,8 @@ def _borrowed(data: int, pins: Pins) -> list[int]:
     return [
         ep
         for ep in divisors(data)[::-1]
-        if (pins.ep or 1) % ep == 0 and any(layouts(data // ep, pins, borrowed=ep))
+        if (pins.ep or 1) % ep == 0
+        and any(layouts(data // ep, pins, model=model_mesh(1, ring=pins.cp or 1, ep=ep)))
     ]
 
 
@@ -185,12 +189,13 @@ class StateLayout:
 
 
 def layouts(
-    data: int, pins: Pins, policies: Sequence[str] = POLICIES, borrowed: int = 1
+    data: int, pins: Pins, policies: Sequence[str] = POLICIES, model: Mesh = ALONE
 ) -> Iterator[StateLayout]:
     """Every state sharding of ``data`` ranks, the least sharded first; nothing is offloaded where
     that is not pinned: what does not fit then is tried so (`offloaded`). ``policies``: of
-    recomputation, where none is pinned. ``borrowed``: ranks of ``dp_shard`` beside each of them
-    that have other experts."""
+    recomputation, where none is pinned. ``model``: of the candidate, some axes of which may share
+    state too, and ``ep`` borrows ranks of ``dp_shard``."""
+    borrowed, beside = model.size(EXPERT), model.ways(SHARING)
     for recompute in map(Recompute, policies) if pins.recompute is None else (pins.recompute,):
         for shard in divisors(data):
             replicate = data // shard
@@ -199,9 +204,17 @@ def layouts(
                 replicate,
             ):
                 continue
-            for zero in (0,) if shard == 1 else ZERO_LEVELS[1:]:
+            for zero in _levels(shard, beside):
                 if pins.zero in (None, zero):
                     yield StateLayout(replicate, shard, zero, recompute, pins.offload or OFFLOAD[0])
+
+
+def _levels(shard: int, beside: int) -> Sequence[int]:
+    """Of ZeRO on ``shard`` ranks of data parallelism, each with others ``beside`` it that share
+    state; that nothing is shared is said by replicas where it can be."""
+    if shard > 1:
+        return ZERO_LEVELS[1:]
+    return ZERO_LEVELS if beside > 1 else ZERO_LEVELS[:1]
 
 
 def offloaded(layout: StateLayout) -> StateLayout:

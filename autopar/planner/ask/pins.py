@@ -174,7 +174,10 @@ def allows(pins: Pins, split: Split) -> bool:
     pinned = (pins.dp_replicate, pins.dp_shard, pins.tp)
     if any(pin not in (None, degree) for pin, degree in zip(pinned, split, strict=True)):
         return False
-    return pins.zero is None or (pins.zero > 0) == (split[1] > 1)
+    others = (pins.cp or 1) * (pins.ep or 1) > 1
+    if pins.zero is None or (others and split[1] == 1):
+        return True
+    return (pins.zero > 0) == (split[1] > 1)
 
 
 def _possible(pins: Pins, devices: int, *freed: str) -> list[Split]:

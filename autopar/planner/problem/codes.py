@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from autopar.lowering.spread import BATCH_AXES, DATA_AXES
+from autopar.lowering.spread import BATCH_AXES
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.sharding import DEFERRED, PARTIAL, WHOLE, Placement, Sharding, split
 
@@ -44,8 +44,6 @@ class Codes:
     """What the digit of each axis counts, shape (axes,)."""
     batch: npt.NDArray[np.bool_] = field(init=False)
     """Which axes are the batch's, shape (axes,)."""
-    data: npt.NDArray[np.bool_] = field(init=False)
-    """Which of them are those of data parallelism."""
     _decoded: dict[int, Sharding] = field(default_factory=dict)
     _distinct: dict[bytes, tuple[Ints, Ints]] = field(default_factory=dict)
 
@@ -53,7 +51,6 @@ class Codes:
         count = len(self.mesh.axes)
         self.weights = BASE ** np.arange(count - 1, -1, -1, dtype=np.int64)
         self.batch = np.array([a in BATCH_AXES for a in self.mesh.axes], bool)
-        self.data = np.array([a in DATA_AXES for a in self.mesh.axes], bool)
 
     def of(self, sharding: Sharding) -> int:
         """The code of one sharding."""
@@ -96,8 +93,9 @@ class Codes:
         return self.pack(np.where(self.batch, WHOLE_DIGIT, self.digits(codes)))
 
     def stored_part(self, codes: Ints) -> Ints:
-        """The same with all axes of data parallelism whole."""
-        return self.pack(np.where(self.data, WHOLE_DIGIT, self.digits(codes)))
+        """The same with all axes of the batch whole that split nothing."""
+        digits = self.digits(codes)
+        return self.pack(np.where(self.batch & (digits < SPLIT_DIGIT), WHOLE_DIGIT, digits))
 
     def batch_part(self, codes: Ints) -> Ints:
         """The same with all model axes whole."""

@@ -79,7 +79,7 @@ class Folded:
                     ops[node.key] = option
                 for name, stored in node.results.items():
                     if name.startswith(OWNED):
-                        text = stored_text(self.codes.sharding(int(stored[picked])))
+                        text = str(self.codes.sharding(int(stored[picked])))
                         if text != "R":
                             parameters[name.removeprefix(OWNED)] = text
             elif node.kind == "shared":
@@ -95,9 +95,3 @@ class Folded:
 def model_text(sharding: Sharding) -> str:
     """What ``sharding`` says of the model axes."""
     return str(Sharding(tuple((a, p) for a, p in sharding.placements if a not in BATCH_AXES)))
-
-
-def stored_text(sharding: Sharding) -> str:
-    """What it says of a parameter: also of others that split it."""
-    placed = sharding.placements
-    return str(Sharding(tuple((a, p) for a, p in placed if a not in BATCH_AXES or p.kind == "S")))

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from autopar.nouns.axes import EXPERT
 from autopar.nouns.recompute import COMPUTE, FULL, SELECTIVE, Recompute, policies
 from autopar.planner.ask.candidates import Candidate, StateLayout, layouts, offloaded
 from autopar.planner.ask.question import Answer, Question, Sharded
@@ -64,7 +63,7 @@ class OneStage:
                 solved.candidate.data,
                 self.question.pins,
                 policies(self.question.framework),
-                solved.candidate.model.size(EXPERT),
+                solved.candidate.model,
             )
         ]
         if question.pins.recompute is None and question.framework == "torch":

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from autopar.nouns.axes import EXPERT
 from autopar.nouns.offload import OFFLOAD
 from autopar.nouns.recompute import KEEP_ALL
 from autopar.pipeline.schedules.table import SCHEDULES
@@ -112,8 +111,8 @@ class LowerBounds:
         life = model.solved.summary.lives[recompute.policy]
         share, process = overhead(model.solved.summary.packages, question.cluster.device)
         saved = min(m, pp) * life.saved / pp + life.peak - life.saved
-        borrowed = shape.candidate.model.size(EXPERT)
-        for layout in layouts(shape.candidate.data, question.pins, borrowed=borrowed):
+        candidate = shape.candidate
+        for layout in layouts(candidate.data, question.pins, model=candidate.model):
             if layout.recompute != recompute:
                 continue
             for one in (layout, offloaded(layout)) if question.offloads else (layout,):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from autopar.nouns.axes import EXPERT
 from autopar.pipeline.actions import Lists, ScheduleError
 from autopar.pipeline.schedules.table import schedule
 from autopar.pipeline.written import written
@@ -73,8 +72,7 @@ class Orders:
     def _sends(self, core: Core, model: Model) -> Sends:
         """Between stages of as many devices as the core's."""
         candidate, question = core.shape.candidate, self.question
-        borrowed = candidate.model.size(EXPERT)
-        layout = next(iter(layouts(candidate.data, question.pins, borrowed=borrowed)))
+        layout = next(iter(layouts(candidate.data, question.pins, model=candidate.model)))
         state = state_of(question, layout, candidate)
         return PipelinePrices(
             model.cuts, question.cluster, state, core.levels[0], core.shape.pp
