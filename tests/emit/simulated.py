@@ -117,7 +117,8 @@ def _all_to_all_rows(
     world.note("all_to_all", axis, counted * math.prod(x.shape[1:]), x.element_size())
     here, size = transport.index(axis), world.mesh.size(axis)
     assert len(sent) == len(received) == size
-    pieces = [each[here] for each in world.exchange(x.detach().split(list(sent)), axis)]
+    cut = torch.split(x.detach(), list(sent))
+    pieces = [each[here] for each in world.exchange(cut, axis)]
     assert [len(piece) for piece in pieces] == list(received)
     return torch.cat(pieces)
 

@@ -99,7 +99,8 @@ def _gated(gate: Tensor, up: Tensor) -> Tensor:
     return F.silu(gate) * up
 
 
-FORMS = [Form(*of) for of in itertools.product(("all", "halves", "pairs"), *[(False, True)] * 2)]
+READS, EITHER = ("all", "halves", "pairs"), (False, True)
+FORMS = [Form(*of) for of in itertools.product(READS, EITHER, EITHER)]
 
 
 @dataclass(frozen=True)
@@ -171,7 +172,7 @@ def whole(case: Case) -> dict[str, Tensor]:
     if case.form.bias:
         h = h + leaves["down_bias"][case.index]
     result = torch.einsum("nkd,nk->nd", h, leaves["weights"])
-    (result * given["grad"]).sum().backward()
+    torch.autograd.backward(result, given["grad"])
     return {"result": result.detach(), **{k: _grad(v) for k, v in leaves.items()}}
 
 
@@ -186,9 +187,9 @@ def own_part(
     """Result and gradients of a rank, which computes in its own mesh; ``around``: a function that
     calls the one that it is given with tensors."""
     given = {k: v[_of(case, rank, k)] for k, v in drawn(case).items()}
-    given |= {
-        k: _narrowed(case, rank, k, given[k]) for k in ("up", "down", "up_bias") if k in given
-    }
+    for name in ("up", "down", "up_bias"):
+        if name in given:
+            given[name] = _narrowed(case, rank, name, given[name])
     if case.form.transposed:
         given |= {k: given[k].transpose(1, 2).contiguous() for k in ("up", "down")}
     leaves = {k: v.clone().requires_grad_() for k, v in given.items() if k != "grad"}
@@ -196,7 +197,7 @@ def own_part(
 
     def run(*tensors: Tensor) -> Tensor:
         x, weights, *rest = tensors
-        return experts(
+        made: Tensor = experts(
             *(x, index, weights, *rest),
             gate=case.form.gate,
             reads=case.form.reads,
@@ -204,10 +205,11 @@ def own_part(
             held=case.layout.held,
             dispatch=case.layout.dispatch,
         )
+        return made
 
     result = around(run, *leaves.values()) if around is not None else run(*leaves.values())
     assert result.shape == (len(index), WIDTH)
-    result.backward(given["grad"])
+    torch.autograd.backward(result, given["grad"])
     made = {"result": result.detach(), **{k: _grad(v) for k, v in leaves.items()}}
     if case.form.transposed:
         made |= {k: made[k].transpose(1, 2) for k in ("up", "down")}
@@ -225,7 +227,7 @@ def _of(case: Case, rank: int, name: str) -> slice:
 
 
 def _columns(case: Case, rank: int, name: str) -> Tensor:
-    """What of the inner width's entries in matrix ``name`` a rank has; halves each for themselves."""
+    """What of the inner width's entries in matrix ``name`` a rank has: of halves, of each."""
     place, ways = case.layout.place(rank, case.layout.width)
     own = torch.arange(INNER).chunk(ways)[place]
     if name == "down" or case.form.reads == "all":
