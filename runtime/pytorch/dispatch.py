@@ -92,9 +92,8 @@ class Routes:
 
 def inverse(order: Tensor) -> Tensor:
     """The permutation that undoes ``order``."""
-    place = torch.empty_like(order)
-    place[order] = torch.arange(len(order), device=order.device)
-    return place
+    places = torch.arange(order.shape[0], device=order.device)
+    return torch.empty_like(order).scatter_(0, order, places)
 
 
 def routes_of(index: Tensor, own: int, held: Axes = (), dispatch: Axes = ()) -> Routes:
