@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from autopar.lowering.collectives import Row
 from autopar.nouns.axes import PIPELINE
+from autopar.runtime.pytorch import transport
 from autopar.runtime.pytorch.ranks import Ranks
 from autopar.torch_private.distributed import resolve_group
 from autopar.torch_private.modes import TorchDispatchMode
@@ -97,7 +98,9 @@ class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if kind == "all_to_all" and _to_one_alone(func, args):
             kind = "shift"
         group = _group(func, args, kwargs)
-        size = _bytes(args[int(side[0])]) * (group.size() if side.endswith("xN") else 1)
+        size = transport.counted_bytes()
+        if size is None:
+            size = _bytes(args[int(side[0])]) * (group.size() if side.endswith("xN") else 1)
         self._counts[kind, self._ranks.axes_of(group), size] += 1
 
 

@@ -7,6 +7,10 @@ that what stands between them can hide it.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
 from torch import Tensor
 
 from autopar.runtime.pytorch import ranks
@@ -71,6 +75,39 @@ def begin_shift(x: Tensor, axis: str, by: int = 1) -> Tensor:
 def wait(x: Tensor) -> Tensor:
     """What `begin_shift` returned, when it is there."""
     return _wait(x)
+
+
+def all_to_all_rows(
+    x: Tensor, sent: Sequence[int], received: Sequence[int], axis: str, counted: int
+) -> Tensor:
+    """[sum(sent), ...] -> [sum(received), ...]: the first ``sent[0]`` rows go to rank 0, and so on;
+    those received come in rank order. Any of them may be none, every rank takes part.
+
+    ``counted``: rows that `Counting` is to take it for; how many they are follows from values.
+    """
+    with _counted(counted * math.prod(x.shape[1:]) * x.itemsize):
+        return _wait(
+            functional_collectives.all_to_all_single(
+                x.contiguous(), list(received), list(sent), _group(axis)
+            )
+        )
+
+
+_counts: list[int] = []
+
+
+@contextmanager
+def _counted(size_bytes: int) -> Iterator[None]:
+    _counts.append(size_bytes)
+    try:
+        yield
+    finally:
+        _counts.pop()
+
+
+def counted_bytes() -> int | None:
+    """What the collective that is being issued counts as, where its own size says less."""
+    return _counts[-1] if _counts else None
 
 
 def _wait(x: Tensor) -> Tensor:
