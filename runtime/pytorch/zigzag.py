@@ -60,8 +60,8 @@ def zigzag_rows(
     n, here, length = ranks.current().size(*axes), ranks.current().index(*axes), q.shape[2]
     if length % 2:
         raise ProgramError(
-            f"zigzag rows of {list(q.shape)}: two chunks of one length, and {length} is odd; take a "
-            f"sequence that {2 * n} divides"
+            f"zigzag rows of {list(q.shape)}: two chunks of one length, and {length} is odd; "
+            f"take a sequence that {2 * n} divides"
         )
     if not causal:
         return attention(q, k, v, mask, False, scale, dropout, axis)
