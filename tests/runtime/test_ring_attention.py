@@ -180,34 +180,6 @@ def test_counted_bytes_are_the_stated_ones(wanted: str) -> None:
     assert issued == {a: size // (2 if wanted == "nothing" else 1) for a, size in right.items()}
 
 
-@pytest.mark.filterwarnings(  # torch itself, while it compiles
-    "ignore:.*should not be instantiated:DeprecationWarning"
-)
-def test_compiles_in_one_graph() -> None:
-    def task(here: Ranks) -> None:
-        for options in (
-            {"causal": True, "order": "zigzag"},
-            {"causal": True, "window": 9},
-            {"mask": torch.rand(8, 32) > 0.3},
-            {"mask": torch.randn(8, 32)},
-        ):
-
-            def attend(q: Any, k: Any, v: Any, options: Any = options) -> Any:
-                return ring_attention(q, k, v, ring="cp", **options)
-
-            operands_ = [torch.randn(1, h, 8, 8, requires_grad=True) for h in (4, 2, 2)]
-            compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
-            results = []
-            for function in (attend, compiled):
-                out = function(*operands_)
-                results.append([out, *torch.autograd.grad(out.square().sum(), operands_)])
-            for got, right in zip(*results, strict=True):
-                torch.testing.assert_close(got, right)
-
-    on_a_fake_group({"cp": 4}, task)
-    torch.compiler.reset()
-
-
 def test_runs_without_values() -> None:
     def task(here: Ranks) -> list[torch.Size]:
         q, k, v = (torch.empty(1, h, 8, 8, device="meta", requires_grad=True) for h in (4, 2, 2))

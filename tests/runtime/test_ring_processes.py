@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.runtime.ring_cases import CASES
-from tests.runtime.ring_checks import MESHES
+from tests.runtime.ring_checks import COMPILED, MESHES
 from tests.runtime.test_ring_attention import LIMIT, stated
 from tests.warm_ranks import results_of
 
@@ -29,6 +29,6 @@ def test_agrees_and_issues_what_is_stated(checked: dict[str, Any], name: str, ri
 
 
 @pytest.mark.parametrize("ring", list(MESHES))
-@pytest.mark.parametrize("name", ["zigzag", "added", "window of two pieces"])
+@pytest.mark.parametrize("name", COMPILED)
 def test_agrees_compiled(checked: dict[str, Any], name: str, ring: str) -> None:
     assert checked[f"compiled, {ring}: {name}"]["distance"] < LIMIT
