@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import NamedTuple
 
 from autopar.nouns.axes import BATCH, MICROBATCH, SAMPLES, SEQUENCES
 from autopar.nouns.graph import DTYPE_BYTES, Graph, Op, Tensor
@@ -28,7 +29,7 @@ from autopar.rules.notation import BoundRule
 from autopar.rules.registry import bind
 from autopar.rules.resharding import SHIFT, Collective, Step, collectives, reshard
 from autopar.rules.strategies import Strategy, flows, shardings
-from autopar.rules.work import extents, factor_names
+from autopar.rules.work import extents, factor_names, kept_share
 
 BATCH_AXES = (MICROBATCH, *BATCH)
 """What they do to an op follows from how the batch flows through the graph."""
@@ -298,12 +299,14 @@ def _steps(
 
 @dataclass(frozen=True, slots=True)
 class Priced:
-    """A collective of one step of training: where it is, how often it runs per optimizer step."""
+    """A collective of one step of training: where it is, how often it runs per optimizer step, and
+    the dtype of what it moves."""
 
     key: str
     direction: str
     collective: Collective
     count: int
+    dtype: str
 
 
 def activation_collectives(
@@ -333,8 +336,9 @@ def activation_collectives(
             tensor = lowered.graph.tensors[operand.name]
             yield from _priced(tensor, operand.steps, operand.differentiable, lowered, times)
         if op.bound is not None:
-            for direction, inside, often in internal_collectives(op, lowered.mesh):
-                yield Priced(key(lowered.block, op.op.name), direction, inside, times * often)
+            where = key(lowered.block, op.op.name)
+            for inside in internal_collectives(op, lowered.mesh):
+                yield inside.priced(where, times)
     for operand in lowered.outputs:
         tensor = lowered.graph.tensors[operand.name]
         yield from _priced(tensor, operand.steps, operand.differentiable, lowered, times)
@@ -350,9 +354,9 @@ def rerun_collectives(body: Lowered, times: int = 1) -> Iterator[Priced]:
         for operand in op.operands:
             yield from _priced(body.graph.tensors[operand.name], operand.steps, False, body, times)
         if op.bound is not None:
-            for direction, inside, often in internal_collectives(op, body.mesh):
-                if direction == "forward":
-                    yield Priced(key(body.block, op.op.name), direction, inside, times * often)
+            for inside in internal_collectives(op, body.mesh):
+                if inside.direction == "forward":
+                    yield inside.priced(key(body.block, op.op.name), times)
         for name in op.op.outputs if i < max(savers) else ():
             yield from _priced(
                 body.graph.tensors[name], body.tensors[name].steps, False, body, times
@@ -365,20 +369,35 @@ def _saves(op: LoweredOp, body: Lowered) -> bool:
     return grad and (rule is None or bool(rule.saves or rule.saves_results or rule.keeps))
 
 
-def internal_collectives(op: LoweredOp, mesh: Mesh) -> Iterator[tuple[str, Collective, int]]:
-    """(direction, collective, how often) inside the op's own implementation under its strategy."""
+class Inside(NamedTuple):
+    """A collective inside an op, which one run of it makes so often."""
+
+    direction: str
+    collective: Collective
+    times: int
+    dtype: str
+
+    def priced(self, where: str, times: int) -> Priced:
+        return Priced(where, self.direction, self.collective, times * self.times, self.dtype)
+
+
+def internal_collectives(op: LoweredOp, mesh: Mesh) -> Iterator[Inside]:
+    """Those inside the op's own implementations under its strategy."""
     assert op.bound is not None
     local = extents(op.bound, op.strategy, mesh)
     for each in op.bound.rule.implementations:
-        chosen = [a for a, c in op.strategy.choices if c == each.choice and mesh.size(a) > 1]
-        # What splits several factors at once is done by the ranks of all axes as one group.
-        groups = [chosen] if each.also else [[axis] for axis in chosen]
-        for inside, axes in product(each.moves, filter(None, groups)):
+        axes = [a for a, c in op.strategy.choices if c == each.choice and mesh.size(a) > 1]
+        for inside, (i, axis) in product(each.moves, enumerate(axes)):
             names = factor_names(op.bound, inside.dims)
             numel = math.prod(local[name] for name in names) * inside.count
+            if inside.ahead:
+                numel *= mesh.ways(axes[: i + 1])
+            else:
+                numel = math.ceil(numel * kept_share(op.bound.rule, op.strategy, mesh))
             size = numel * DTYPE_BYTES[inside.dtype]
-            times = mesh.ways(axes) - 1 if inside.kind == SHIFT else 1
-            yield inside.direction, Collective(inside.kind, "+".join(axes), size), times
+            times = mesh.size(axis) - 1 if inside.kind == SHIFT else 1
+            moved = Collective(inside.kind, axis, size)
+            yield Inside(inside.direction, moved, times, inside.dtype)
 
 
 def _priced(
@@ -387,7 +406,7 @@ def _priced(
     where = key(lowered.block, tensor.name)
     for direction in ("forward", "backward") if differentiable else ("forward",):
         for collective in collectives(steps, tensor.dtype, lowered.mesh, direction):
-            yield Priced(where, direction, collective, times)
+            yield Priced(where, direction, collective, times, tensor.dtype)
 
 
 __all__ = [

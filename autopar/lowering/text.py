@@ -97,7 +97,7 @@ def runs(op: LoweredOp, mesh: Mesh) -> list[str]:
     return ways + [
         f"runs {c.kind} over {c.axis}, {c.size_bytes} bytes, {way}"
         + (f", {n} times" if n > 1 else "")
-        for way, c, n in moved
+        for way, c, n, _ in moved
     ]
 
 

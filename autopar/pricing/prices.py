@@ -99,9 +99,9 @@ class Prices:
         """
         moved = {"forward": 0, "backward": 0}
         ways = 1
-        for direction, inside, times in internal_collectives(op, self.mesh):
-            moved[direction] += times * self.collective(inside)
-            ways = max(ways, times + 1 if inside.kind == SHIFT else 1)
+        for inside in internal_collectives(op, self.mesh):
+            moved[inside.direction] += inside.times * self.collective(inside.collective)
+            ways = max(ways, inside.times + 1 if inside.collective.kind == SHIFT else 1)
         if ways > 1:
             computed = self.compute(op, tensors, scope)
             hides = [picoseconds * (ways - 1) // ways for picoseconds in computed]

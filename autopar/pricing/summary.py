@@ -207,7 +207,7 @@ def _moved(lowered: Lowered, prices: Prices) -> tuple[tuple[int, int], tuple[int
         met_forward += ahead > 0
         met_backward += back > 0
     for op in lowered.ops:
-        met = [way for way, _, _ in internal_collectives(op, lowered.mesh)] if op.bound else []
+        met = [i.direction for i in internal_collectives(op, lowered.mesh)] if op.bound else []
         if met:
             ahead, back = prices.inside(op, tensors, scope)
             forward, backward = forward + ahead, backward + back

@@ -54,9 +54,11 @@ def _experts(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) 
 
 
 def _routed(x: Tensor) -> tuple[Internal, ...]:
-    """Every route of an even share of tokens goes to its expert and comes back, in both ways."""
+    """Every route of an even share of tokens goes to its expert and comes back, in both ways; how
+    many go to each expert ahead of them."""
     there: list[Literal["forward", "backward"]] = ["forward", "forward", "backward", "backward"]
-    return tuple(Internal("all_to_all", way, ("n", "k", "d"), 1, x.dtype) for way in there)
+    counts = Internal("all_to_all", "forward", ("e",), 1, "int64", ahead=True)
+    return (counts, *(Internal("all_to_all", way, ("n", "k", "d"), 1, x.dtype) for way in there))
 
 
 def _kept(op: Op, operands: tuple[Tensor, ...], between: tuple[str, ...]) -> tuple[Kept, ...]:

@@ -79,6 +79,8 @@ class Internal(_Hashable):
 
     The tensor it moves has the extents of ``dims`` (local, after the other axes' splits) times
     ``count``, in ``dtype``. A shift is made as often as there are other ranks, all else once.
+    ``ahead``: it goes from axis to axis, the innermost first, and is of what lies behind each: it
+    has those extents for every rank along the axes that are still to come.
     """
 
     kind: str
@@ -86,6 +88,7 @@ class Internal(_Hashable):
     dims: tuple[str, ...]
     count: int
     dtype: str
+    ahead: bool = False
 
 
 @dataclass(frozen=True, slots=True)

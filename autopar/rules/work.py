@@ -237,14 +237,18 @@ def kept_bytes(
 
     ``...`` in a rule's `Kept` stands for all dims of its ellipsis.
     """
-    local = extents(bound, strategy, mesh)
-    ways = split_ways(strategy, mesh) if bound.rule.implementations else {}
-    split = ((each.row, ways.get(each.choice, 1)) for each in bound.rule.implementations)
-    share = math.prod(row.keeps(n) for row, n in split if n > 1)
+    local, share = extents(bound, strategy, mesh), kept_share(bound.rule, strategy, mesh)
     return [
         round(math.prod(local[f] for f in factor_names(bound, kept.dims)) * kept.itemsize * share)
         for kept in bound.rule.keeps
     ]
+
+
+def kept_share(rule: Rule, strategy: Strategy, mesh: Mesh) -> float:
+    """Of what an op makes for its backward, as its pieces would have it, what it makes."""
+    ways = split_ways(strategy, mesh) if rule.implementations else {}
+    split = ((each.row, ways.get(each.choice, 1)) for each in rule.implementations)
+    return math.prod(row.keeps(n) for row, n in split if n > 1)
 
 
 def factor_names(bound: BoundRule, dims: tuple[str, ...]) -> tuple[str, ...]:

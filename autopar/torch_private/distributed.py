@@ -74,3 +74,17 @@ def python_device(name: str, module: Any, lost: Callable[[BaseException], None])
             return super().type_()  # type: ignore[no-untyped-call]
 
     _setup_privateuseone_for_python_backend(name, module, device_guard=Guard())
+
+
+def context_parallel(gathers: bool) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """torch's own ring attention, forward and backward, by any kernel; balanced, in zigzag order.
+
+    ``gathers``: keys and values come by one all-gather, which is its default; else around the ring.
+    Sets this for all of the process.
+    """
+    from torch.distributed.tensor.experimental._context_parallel import _attention as own
+
+    method = own._RotateMethod.ALL_GATHER if gathers else own._RotateMethod.ALL_TO_ALL
+    own._cp_options.enable_load_balance = True
+    own._cp_options.rotate_method = method
+    return own._templated_ring_attention, own._templated_ring_attention_backward

@@ -95,11 +95,10 @@ class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name not in _OPS:
             raise NotImplementedError(f"a collective that is not counted: {name}")
         kind, side = _OPS[name]
-        if kind == "all_to_all" and _to_one_alone(func, args):
-            kind = "shift"
         group = _group(func, args, kwargs)
         size = transport.counted_bytes()
         if size is None:
+            kind = "shift" if kind == "all_to_all" and _to_one_alone(func, args) else kind
             size = _bytes(args[int(side[0])]) * (group.size() if side.endswith("xN") else 1)
         self._counts[kind, self._ranks.axes_of(group), size] += 1
 

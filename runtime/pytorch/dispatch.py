@@ -112,7 +112,8 @@ def routes_of(index: Tensor, own: int, held: Axes = (), dispatch: Axes = ()) -> 
     if over or across:
         keys, count = _keys(keys, own, over, across[::-1])
     chosen = keys.argsort(stable=True)
-    leaving = keys.new_zeros(count + 1).scatter_add(0, keys, torch.ones_like(keys))[:count]
+    others = count + bool(over)  # all that is another rank's has the last key
+    leaving = keys.new_zeros(others).scatter_add(0, keys, torch.ones_like(keys))[:count]
     leave, come = _ahead(leaving, across[::-1])
     share = -(-len(keys) // math.prod(map(transport.size, over)))
     sums = [side.sum(1) for pair in zip(leave, come, strict=True) for side in pair]

@@ -27,6 +27,7 @@ from autopar.runtime.pytorch.zigzag import to_zigzag
 from autopar.runtime.shared.settings import ProgramError
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def ring_attention(
     q: Tensor,
     k: Tensor,
@@ -57,6 +58,10 @@ def ring_attention(
     Forward sends (k, v) n - 1 times; backward sends (k, v) and their gradients as often; all as
     ``shift``s, each issued before the block that hides it. Kept for backward: q, k, v, the result
     and the log-sum-exp. Raises `ProgramError` for what it cannot do.
+
+    Never compiled: graphs end before and begin after it. In a graph, equal collectives become one,
+    so that the pieces which forward received would be kept for backward, and one whose result a
+    rank does not use is dropped: rank 0 sees nothing of later pieces, and the others would wait.
     """
     axes = tuple(a for a in ((ring,) if isinstance(ring, str) else ring) if transport.size(a) > 1)
     ways = tuple(transport.size(a) for a in axes)

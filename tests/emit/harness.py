@@ -271,7 +271,7 @@ def priced(made: Emitted, wide: int = 2) -> list[tuple[str, str, int]]:
         name = entry.key.removeprefix(f"{block}::")
         graph = made.lowered.blocks[block].graph if block else made.lowered.graph
         tensor = graph.tensors[name]
-        times: float = wide if tensor.dtype == "float32" else 1
+        times: float = wide if entry.dtype == "float32" else 1
         if made.plan.precision == "bfloat16" and tensor.role == "parameter":
             times = 0.5
         move = entry.collective
