@@ -163,7 +163,8 @@ def run(made: Emitted, model: nn.Module, batch: Tensors, half: bool = False) -> 
         if any(g is not None for g in given):
             some = next(g for g in given if g is not None)
             pieces = [torch.zeros_like(some) if g is None else g for g in given]
-            pieces = summed(mesh, pieces, [*dict.fromkeys([*data, *declared.deferred_axes()])])
+            whole_on = [a for a in data if declared.sharding.on(a).kind != "S"]
+            pieces = summed(mesh, pieces, [*dict.fromkeys([*whole_on, *declared.deferred_axes()])])
             gradients[name] = assembled(name, declared, pieces, mesh)
     buffers = {
         n: assembled(n, d, [r[3][n] for r in results], mesh) for n, d in results[0][4].items()
