@@ -194,7 +194,11 @@ class Replicated(Storage):
             return  # DDP wants a gradient to reduce
         ddp_ignores(self.model, apart)
         # DDP divides by the number of ranks; the gradient wanted is the sum.
-        self.grad_scale = float(self.ranks.size(*axes))
+        self.grad_scale = scale = float(self.ranks.size(*axes))
+        named = dict(self.model.named_parameters())
+        for name in apart:
+            if named[name].requires_grad:
+                named[name].register_hook(lambda gradient: gradient / scale)  # type: ignore[no-untyped-call]
         self._ddp = DistributedDataParallel(
             self.model,
             process_group=self.ranks.group(*axes),

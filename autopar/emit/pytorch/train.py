@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from autopar.emit.constants import literal
 from autopar.emit.text import Lines, docstring, lines_of
-from autopar.nouns.axes import BATCH, PIPELINE, REPLICATE
+from autopar.nouns.axes import BATCH, PIPELINE, REPLICATE, SEQUENCES
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.zero import ZERO, over
 
@@ -141,10 +141,14 @@ def _backward(how: How) -> list[str]:
     lines = Lines(4)
     lines.add('"""The loss of a global batch; `grad` of every piece is then the gradient of it."""')
     lines.add("state.zero_grad()")
-    cut = _and(("microbatch", *how.data) if how.microbatches > 1 else how.data)
+    samples = how.mesh.sample_axes
+    cut = _and(("microbatch", *samples) if how.microbatches > 1 else samples)
+    along = _and(tuple(a for a in how.mesh.batch_axes if a in SEQUENCES))
+    cuts = [f"dim 0 by {cut}"] if cut else []
+    cuts += [f"dim 1 of sequences by {along}"] if along else []
     lines.add(
         "microbatches = cut_batch(batch, state.ranks, state.settings)",
-        f"dim 0 by {cut}" if cut else "",
+        ", ".join(cuts),
     )
     given = "microbatch"
     if how.counts:

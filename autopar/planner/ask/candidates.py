@@ -101,7 +101,7 @@ def candidates(
     ranks = {
         cp: _data_ranks(devices // (cp * beside), pins)
         for cp in asked
-        if not devices % (cp * beside)
+        if not devices % (cp * beside) and not devices % (pins.ep or 1)
     }
     if not any(ranks.values()):
         raise LayoutError(f"--fix {pins} does not make up {devices} devices of a stage")

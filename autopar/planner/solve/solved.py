@@ -84,6 +84,7 @@ def solve(
             must_split,
             not question.uneven,
             chosen.recompute.runs_again,
+            # One rank alone is no candidate, but what a sample takes at least.
             question.pins.ep if candidate.ranks > 1 else None,
         )
         solution = solver(folded.problem, candidate.name, limited=usage_limit is not None)
