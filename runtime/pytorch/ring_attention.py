@@ -23,6 +23,7 @@ from autopar.runtime.pytorch import ranks, transport
 from autopar.runtime.pytorch.collectives import apply
 from autopar.runtime.pytorch.ring_blocks import ORDERS, Block, Order, blocks, rounds, sources
 from autopar.runtime.pytorch.ring_kernels import Softmax, backward, forward, wide
+from autopar.runtime.pytorch.ring_results import Result, computed
 from autopar.runtime.shared.settings import ProgramError
 
 
@@ -98,8 +99,8 @@ class Course:
         here = ranks.current().index(*axes)
         around = rounds(ways, lengths[0], order, causal, window)
         first = [lengths[1] * piece for piece in sources(here, ways, around)]
-        computed = blocks(here, ways, *lengths, order, causal, window)
-        return cls(axes, around, tuple(zip(first, computed, strict=True)))
+        seen = blocks(here, ways, *lengths, order, causal, window)
+        return cls(axes, around, tuple(zip(first, seen, strict=True)))
 
 
 class _Ring(Function):
@@ -107,21 +108,10 @@ class _Ring(Function):
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, course: Course, scale: float
     ) -> Tensor:
-        softmax = Softmax.of_nothing(q, v)
-        steps = iter(course.steps)
-
-        def visit(pair: Tensor) -> None:
-            keys, values = _apart(pair, k, v)
-            first, computed = next(steps)
-            for block in computed:
-                operands = _rows(q, block), _columns(keys, block), _columns(values, block)
-                hidden = _of_mask(mask, block, first)
-                softmax.add(block.rows, forward(*operands, hidden, block, scale))
-
-        _around(_joined(k, v), course.axes, course.around, visit)
-        out = softmax.result().to(q.dtype)
-        apart = mask is not None and mask.dtype is not torch.bool
-        ctx.save_for_backward(q, k, v, mask, out, *softmax.normalizer(apart))
+        out, top, total = computed(lambda: _forward(q, k, v, mask, course, scale))
+        assert out is not None
+        out = out.detach()  # which may be kept elsewhere, by itself
+        ctx.save_for_backward(q, k, v, mask, out, top, total)
         ctx.course, ctx.scale = course, scale
         return out
 
@@ -141,8 +131,8 @@ class _Ring(Function):
             keys, values = _apart(pair, k, v)
             sums = torch.zeros_like(pair, dtype=wide(q.dtype))
             dk, dv = _apart(sums, k, v)
-            first, computed = next(steps)
-            for block in computed:
+            first, seen = next(steps)
+            for block in seen:
                 part = backward(
                     _rows(grad, block),
                     _rows(q, block),
@@ -171,6 +161,26 @@ class _Ring(Function):
             _around(*where, visit)
         grads = [(dq, q), (dk, k), (dv, v), (added, mask)]
         return *[None if g is None else g.to(x.dtype) for g, x in grads], None, None
+
+
+def _forward(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, course: Course, scale: float
+) -> Result:
+    """The result, and by what a row's probabilities are made of its scores again."""
+    softmax = Softmax.of_nothing(q, v)
+    steps = iter(course.steps)
+
+    def visit(pair: Tensor) -> None:
+        keys, values = _apart(pair, k, v)
+        first, seen = next(steps)
+        for block in seen:
+            operands = _rows(q, block), _columns(keys, block), _columns(values, block)
+            hidden = _of_mask(mask, block, first)
+            softmax.add(block.rows, forward(*operands, hidden, block, scale))
+
+    _around(_joined(k, v), course.axes, course.around, visit)
+    apart = mask is not None and mask.dtype is not torch.bool
+    return softmax.result().to(q.dtype), *softmax.normalizer(apart)
 
 
 def _around(
