@@ -102,7 +102,7 @@ class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _to_one_alone(func: Any, args: Any) -> bool:
-    """Whether a functional all_to_all sends to one rank at most, as `transport.begin_shift` does."""
+    """Whether a functional all_to_all sends to one rank at most, as `transport.begin_shift`."""
     names = [argument.name for argument in schema_of(func).arguments]
     if "input_split_sizes" not in names or func.namespace != "_c10d_functional":
         return False
