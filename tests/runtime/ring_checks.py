@@ -88,7 +88,7 @@ def main() -> None:
     for name, check in checks.items():
         try:
             results_of[name] = check()
-        except Exception:  # whatever a check raises: told with its name
+        except Exception:  # whatever a check raises
             results_of[name] = {"failed": traceback.format_exc()}
             if dist.get_rank() != 0:
                 raise
