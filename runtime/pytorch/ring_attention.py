@@ -21,6 +21,7 @@ from torch.autograd.function import once_differentiable
 
 from autopar.runtime.pytorch import ranks, transport
 from autopar.runtime.pytorch.collectives import apply
+from autopar.runtime.pytorch.ring_agreement import check_same_shapes
 from autopar.runtime.pytorch.ring_blocks import ORDERS, Block, Order, blocks, rounds, sources
 from autopar.runtime.pytorch.ring_kernels import Softmax, backward, forward, wide
 from autopar.runtime.pytorch.ring_results import Result, computed
@@ -66,6 +67,7 @@ def ring_attention(
     axes = tuple(a for a in ((ring,) if isinstance(ring, str) else ring) if transport.size(a) > 1)
     ways = tuple(transport.size(a) for a in axes)
     _check(q, k, v, mask, causal, math.prod(ways), order, window, dropout)
+    check_same_shapes(axes, q, k, v)
     if mask is not None:
         mask = mask if mask.dtype is torch.bool else mask.to(q.dtype)
         mask = mask.view(*[1] * (4 - mask.dim()), *mask.shape)
