@@ -104,12 +104,12 @@ class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _to_one_alone(func: Any, args: Any) -> bool:
-    """Whether a functional all_to_all sends rows to one rank only, as `transport.begin_shift`."""
+    """Whether a functional all_to_all sends to one rank at most, as `transport.begin_shift`."""
     names = [argument.name for argument in schema_of(func).arguments]
     if "input_split_sizes" not in names or func.namespace != "_c10d_functional":
         return False
     sizes = args[names.index("input_split_sizes")]
-    return len(sizes) > 1 and sum(size != 0 for size in sizes) == 1
+    return len(sizes) > 1 and sum(size != 0 for size in sizes) <= 1
 
 
 def _group(func: Any, args: Any, kwargs: Mapping[str, Any]) -> dist.ProcessGroup:

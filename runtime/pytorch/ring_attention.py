@@ -21,8 +21,10 @@ from torch.autograd.function import once_differentiable
 
 from autopar.runtime.pytorch import ranks, transport
 from autopar.runtime.pytorch.collectives import apply
+from autopar.runtime.pytorch.ring_agreement import check_same_shapes
 from autopar.runtime.pytorch.ring_blocks import ORDERS, Block, Order, blocks, rounds, sources
 from autopar.runtime.pytorch.ring_kernels import Softmax, backward, forward, wide
+from autopar.runtime.pytorch.ring_results import Result, computed
 from autopar.runtime.pytorch.zigzag import to_zigzag
 from autopar.runtime.shared.settings import ProgramError
 
@@ -66,6 +68,7 @@ def ring_attention(
     axes = tuple(a for a in ((ring,) if isinstance(ring, str) else ring) if transport.size(a) > 1)
     ways = tuple(transport.size(a) for a in axes)
     _check(q, k, v, mask, causal, math.prod(ways), order, window, dropout)
+    check_same_shapes(axes, q, k, v)
     if mask is not None:
         mask = mask if mask.dtype is torch.bool else mask.to(q.dtype)
         mask = mask.view(*[1] * (4 - mask.dim()), *mask.shape)
@@ -100,8 +103,8 @@ class Course:
         here = ranks.current().index(*axes)
         around = rounds(ways, lengths[0], order, causal, window)
         first = [lengths[1] * piece for piece in sources(here, ways, around)]
-        computed = blocks(here, ways, *lengths, order, causal, window)
-        return cls(axes, around, tuple(zip(first, computed, strict=True)))
+        seen = blocks(here, ways, *lengths, order, causal, window)
+        return cls(axes, around, tuple(zip(first, seen, strict=True)))
 
 
 class _Ring(Function):
@@ -109,21 +112,10 @@ class _Ring(Function):
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, course: Course, scale: float
     ) -> Tensor:
-        softmax = Softmax.of_nothing(q, v)
-        steps = iter(course.steps)
-
-        def visit(pair: Tensor) -> None:
-            keys, values = _apart(pair, k, v)
-            first, computed = next(steps)
-            for block in computed:
-                operands = _rows(q, block), _columns(keys, block), _columns(values, block)
-                hidden = _of_mask(mask, block, first)
-                softmax.add(block.rows, forward(*operands, hidden, block, scale))
-
-        _around(_joined(k, v), course.axes, course.around, visit)
-        out = softmax.result().to(q.dtype)
-        apart = mask is not None and mask.dtype is not torch.bool
-        ctx.save_for_backward(q, k, v, mask, out, *softmax.normalizer(apart))
+        out, top, total = computed(lambda: _forward(q, k, v, mask, course, scale))
+        assert out is not None
+        out = out.detach()  # which may be kept elsewhere, by itself
+        ctx.save_for_backward(q, k, v, mask, out, top, total)
         ctx.course, ctx.scale = course, scale
         return out
 
@@ -143,8 +135,8 @@ class _Ring(Function):
             keys, values = _apart(pair, k, v)
             sums = torch.zeros_like(pair, dtype=wide(q.dtype))
             dk, dv = _apart(sums, k, v)
-            first, computed = next(steps)
-            for block in computed:
+            first, seen = next(steps)
+            for block in seen:
                 part = backward(
                     _rows(grad, block),
                     _rows(q, block),
@@ -173,6 +165,26 @@ class _Ring(Function):
             _around(*where, visit)
         grads = [(dq, q), (dk, k), (dv, v), (added, mask)]
         return *[None if g is None else g.to(x.dtype) for g, x in grads], None, None
+
+
+def _forward(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, course: Course, scale: float
+) -> Result:
+    """The result, and by what a row's probabilities are made of its scores again."""
+    softmax = Softmax.of_nothing(q, v)
+    steps = iter(course.steps)
+
+    def visit(pair: Tensor) -> None:
+        keys, values = _apart(pair, k, v)
+        first, seen = next(steps)
+        for block in seen:
+            operands = _rows(q, block), _columns(keys, block), _columns(values, block)
+            hidden = _of_mask(mask, block, first)
+            softmax.add(block.rows, forward(*operands, hidden, block, scale))
+
+    _around(_joined(k, v), course.axes, course.around, visit)
+    apart = mask is not None and mask.dtype is not torch.bool
+    return softmax.result().to(q.dtype), *softmax.normalizer(apart)
 
 
 def _around(

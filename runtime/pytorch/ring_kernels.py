@@ -230,7 +230,7 @@ def _written_out_backward(
 
 
 def _portions(q: Tensor, k: Tensor) -> Iterator[slice]:
-    step = max(1, SCORES // (q.shape[0] * q.shape[1] * k.shape[2]))
+    step = max(1, SCORES // max(1, q.shape[0] * q.shape[1] * k.shape[2]))
     for first in range(0, q.shape[2], step):
         yield slice(first, min(first + step, q.shape[2]))
 
@@ -250,7 +250,8 @@ def _scores(q: Tensor, k: Tensor, mask: Tensor | None, scale: float) -> Tensor:
 
 def _by_group(x: Tensor, k: Tensor) -> Tensor:
     """[b, g r, s, n] -> [b, g, r s, n]: the heads that share keys lie one below the other."""
-    return x.reshape(x.shape[0], k.shape[1], -1, x.shape[3])
+    b, h, s, n = x.shape
+    return x.reshape(b, k.shape[1], h // k.shape[1] * s, n)
 
 
 def _shown(top: Tensor) -> Tensor:

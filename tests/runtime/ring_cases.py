@@ -7,6 +7,8 @@ from tests.runtime.ring_ranks import Case
 MESHES = ("1", "cp=2", "cp=3", "cp=4", "outer=2 x inner=2")
 CASES = {
     "plain": Case(),
+    "no samples": Case(b=0, causal=True),
+    "no samples, narrow values": Case(b=0, e=4),
     "causal": Case(causal=True),
     "zigzag": Case(causal=True, order="zigzag"),
     "zigzag without mask": Case(order="zigzag"),

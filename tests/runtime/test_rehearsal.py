@@ -127,7 +127,9 @@ def test_half_precisions_wait_for_the_scale_alone(precision: str, tmp_path: Path
     assert made.wrong == ()
     waits = {Path(f.where.partition(":")[0]).name for f in made.findings}
     # Where ranks have experts of their own, the host asks how many rows these get.
-    assert waits - {"loss_scale.py", "dispatch.py"} == {*("train.py", "portions.py", "metrics.py", "state.py")}
+    assert waits - {"loss_scale.py", "dispatch.py"} == {
+        *("train.py", "portions.py", "metrics.py", "state.py")
+    }
     assert ("loss_scale.py" in waits) == (precision == "float16")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -16,11 +17,12 @@ from torch.nn.attention import SDPBackend
 
 from autopar.nouns.mesh import Mesh
 from autopar.runtime.pytorch import ranks as rank_state
+from autopar.runtime.pytorch import ring_attention as ring
 from autopar.runtime.pytorch import ring_kernels, transport
 from autopar.runtime.pytorch.counting import Counting
 from autopar.runtime.pytorch.ranks import Ranks
 from autopar.runtime.pytorch.ring_attention import ring_attention
-from autopar.runtime.pytorch.ring_blocks import rounds, shifts
+from autopar.runtime.pytorch.ring_blocks import Block, rounds, shifts
 from autopar.torch_private.distributed import fake_store
 from tests.runtime.ring_cases import CASES, MESHES
 from tests.runtime.ring_ranks import Case, around, farthest, operands, whole
@@ -178,6 +180,32 @@ def test_counted_bytes_are_the_stated_ones(wanted: str) -> None:
     issued = on_a_fake_group({"outer": 2, "inner": 4}, task)
     right = stated(case, 4, pair=wanted == "all")
     assert issued == {a: size // (2 if wanted == "nothing" else 1) for a, size in right.items()}
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_ranks_compute_the_same_in_zigzag_order_and_nothing_that_is_hidden(
+    mesh: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By products that kernels are asked for, forward and backward."""
+    case = Case(mesh=mesh, s=48, causal=True, order="zigzag")
+    asked: dict[str, Counter[int]] = {"forward": Counter(), "backward": Counter()}
+
+    def watched(name: str) -> None:
+        kernel = getattr(ring, name)
+
+        def call(*operands: Any) -> Any:
+            (block,) = (x for x in operands if isinstance(x, Block))
+            asked[name][rank_state.current().rank] += block.pairs
+            return kernel(*operands)
+
+        monkeypatch.setattr(ring, name, call)
+
+    for name in asked:
+        watched(name)
+    around(case, operands(case))
+    whole_work = case.s * (case.s + 1) // 2
+    for work in asked.values():
+        assert work == dict.fromkeys(range(case.ways), whole_work // case.ways)
 
 
 def test_runs_without_values() -> None:

@@ -32,3 +32,12 @@ def test_agrees_and_issues_what_is_stated(checked: dict[str, Any], name: str, ri
 @pytest.mark.parametrize("name", COMPILED)
 def test_agrees_compiled(checked: dict[str, Any], name: str, ring: str) -> None:
     assert checked[f"compiled, {ring}: {name}"]["distance"] < LIMIT
+
+
+@pytest.mark.parametrize("ring", list(MESHES))
+def test_pieces_of_several_lengths_are_named_on_all_ranks(
+    checked: dict[str, Any], ring: str
+) -> None:
+    (message,) = set(checked[f"unequal, {ring}"])
+    assert "q is [1, 2, 5, 4] at the least and [1, 2, 6, 4] at the most" in message
+    assert "take sequences that 4 divides" in message
