@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from autopar.nouns.axes import SEQUENCES
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.errors import UserError
 from autopar.nouns.layout import LayoutError, divisors
@@ -101,6 +102,7 @@ def _search(question: Question, progress: Progress) -> Outcome:
                 tried += alone.try_family(first, family)
             if standings.best is not None:
                 break
+        tried += _share_sequences(alone, firsts)
         best = None if standings.best is None else alone.refined(standings.best)
         lower_bound_s = min(first.bound_s for first in firsts) if firsts else float("inf")
         degrees = _pipeline_degrees(question)
@@ -133,6 +135,31 @@ def _search(question: Question, progress: Progress) -> Outcome:
         cluster=question.cluster,
         alarms=standings.alarms.lines,
     )
+
+
+def _share_sequences(alone: OneStage, firsts: list[Solved]) -> int:
+    """Tries candidates whose ranks share sequences, where they may be faster than the best plan;
+    adds what was solved to ``firsts``, and returns how many were tried.
+
+    As many ranks with samples of their own compute as much in larger pieces and move less, so
+    their bound is one for these too.
+    """
+    question, standings = alone.question, alone.standings
+    if question.pins.cp is not None or not question.cuts.along:
+        return 0
+    bounds = {first.candidate.model: first.bound_s for first in firsts}
+    devices, tried = question.cluster.device_count, 0
+    every = candidates(devices, question.batch, question.pins, question.cuts.along)
+    for model, family in _by_degree(question.legal(every)).items():
+        plain = model.without(SEQUENCES)
+        if model == plain or standings.beats(bounds.get(plain, 0.0)):
+            continue
+        first = solve(question, family[0], alone.solver)
+        if first is not None:
+            firsts.append(first)
+            tried += alone.try_family(first, family)
+        alone.solver.check()
+    return tried
 
 
 def _pipeline_degrees(question: Question) -> list[int]:

@@ -228,7 +228,8 @@ class Pipelines:
             ):
                 continue
             try:
-                listed = question.legal(candidates(devices, question.batch, question.pins))
+                along = [cp for cp in question.cuts.along if devices % cp == 0]
+                listed = question.legal(candidates(devices, question.batch, question.pins, along))
             except LayoutError as error:
                 self.refused = self.refused or str(error)
                 continue
