@@ -79,19 +79,27 @@ def sequence_splits(pins: Pins, cp: int) -> list[tuple[int, int]]:
     ]
 
 
+def _near_splits(cp: int, near: int) -> list[tuple[int, int]]:
+    """(rows, heads) of what is not pinned; ``near``: ranks of ``cp`` that fast links join."""
+    heads = max((n for n in divisors(cp) if n <= near), default=1)
+    return [(cp, 1)] if heads in (1, cp) else [(cp, 1), (cp // heads, heads)]
+
+
 def degrees_text(mesh: Mesh, between: str = " ") -> str:
     """``cp=2 tp=4``"""
     return between.join(f"{a}={n}" for a, n in zip(mesh.axes, mesh.sizes, strict=True))
 
 
 def candidates(
-    devices: int, batch: int, pins: Pins, along: Collection[int] = ()
+    devices: int, batch: int, pins: Pins, along: Collection[int] = (), near: int = 1
 ) -> list[Candidate]:
     """Every candidate that the device count, the batch and the pins allow; ``along``: numbers of
-    ranks that may share a sequence where that is not pinned.
+    ranks that may share a sequence where that is not pinned; ``near``: ranks that the fastest links
+    join.
 
     Ranks share one where they cannot have samples of their own: else these take as long and move
-    less.
+    less. What is not pinned they share by rows, or, if they are more than are near, by heads among
+    the near ones.
 
     Raises:
         LayoutError: none is left; the message says which numbers do not divide, and which would.
@@ -110,7 +118,9 @@ def candidates(
         for cp, listed in ranks.items()
         for rest in (devices // (cp * beside),)
         for data in listed
-        for ring, head in sequence_splits(pins, cp)
+        for ring, head in (
+            sequence_splits(pins, cp) if pins.cp else _near_splits(cp, near // (rest // data))
+        )
         for ep in _borrowed(data, pins)
         if batch % data == 0
         for count in _microbatches(batch // data, pins.microbatch)

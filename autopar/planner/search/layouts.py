@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from autopar.nouns.axes import SEQUENCES
+from autopar.nouns.axes import HEADS, SEQUENCES
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.errors import UserError
 from autopar.nouns.layout import LayoutError, divisors
@@ -108,7 +108,7 @@ def _search(question: Question, progress: Progress) -> Outcome:
         degrees = _pipeline_degrees(question)
         if degrees:
             standings.best = best
-            pipelines = Pipelines(question, solver, standings)
+            pipelines = Pipelines(question, solver, standings, _shared_by(firsts, standings))
             pipelines.search(degrees, firsts)
             tried += pipelines.tried
             lower_bound_s = min(lower_bound_s, pipelines.bound_s)
@@ -141,25 +141,36 @@ def _share_sequences(alone: OneStage, firsts: list[Solved]) -> int:
     """Tries candidates whose ranks share sequences, where they may be faster than the best plan;
     adds what was solved to ``firsts``, and returns how many were tried.
 
-    As many ranks with samples of their own compute as much in larger pieces and move less, so
-    their bound is one for these too.
+    Fewer of them, or as many with samples of their own, compute as much in larger pieces and move
+    less, so their bound is one for these too.
     """
-    question, standings = alone.question, alone.standings
+    question, standings, tried = alone.question, alone.standings, 0
     if question.pins.cp is not None or not question.cuts.along:
         return 0
-    bounds = {first.candidate.model: first.bound_s for first in firsts}
-    devices, tried = question.cluster.device_count, 0
-    every = candidates(devices, question.batch, question.pins, question.cuts.along)
-    for model, family in _by_degree(question.legal(every)).items():
+    bounds: dict[Mesh, float] = {}
+    for first in firsts:
+        bounds[first.candidate.model] = first.bound_s
+    devices, near = question.cluster.device_count, question.cluster.levels[0].span
+    every = candidates(devices, question.batch, question.pins, question.cuts.along, near)
+    families = _by_degree(question.legal(every))
+    for model in sorted(families, key=lambda mesh: mesh.ways(SEQUENCES)):
         plain = model.without(SEQUENCES)
         if model == plain or standings.beats(bounds.get(plain, 0.0)):
             continue
-        first = solve(question, family[0], alone.solver)
-        if first is not None:
-            firsts.append(first)
-            tried += alone.try_family(first, family)
+        solved = solve(question, families[model][0], alone.solver)
+        if solved is not None:
+            firsts.append(solved)
+            if HEADS not in model.axes:
+                bounds[plain] = max(bounds.get(plain, 0.0), solved.bound_s)
+            tried += alone.try_family(solved, families[model])
         alone.solver.check()
     return tried
+
+
+def _shared_by(firsts: list[Solved], standings: Standings) -> tuple[int, ...]:
+    """Numbers of ranks to a sequence with which one stage may be faster than the best plan."""
+    promising = (first for first in firsts if not standings.beats(first.bound_s))
+    return tuple(sorted({first.candidate.model.ways(SEQUENCES) for first in promising} - {1}))
 
 
 def _pipeline_degrees(question: Question) -> list[int]:
@@ -176,9 +187,8 @@ def _search_pinned(question: Question, progress: Progress) -> Outcome:
         raise LayoutError(f"--fix pp={pp} makes equal groups of devices, and there are {devices}")
     listed = question.legal(candidates(devices // pp, question.batch, question.pins))
     standings = Standings(Alarms.of(question))
-    pipelines = Pipelines(
-        question, Solver(question.searcher, progress, question.verbose), standings
-    )
+    solver = Solver(question.searcher, progress, question.verbose)
+    pipelines = Pipelines(question, solver, standings, tuple(question.cuts.along))
     pipelines.search([pp], [])
     if standings.best is None:
         standings.alarms.raise_first()

@@ -14,7 +14,7 @@ again, cuts that take so much more than the best plan; cores whose ranks would n
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count, product
 
@@ -71,12 +71,14 @@ Item = Shape | Core | Played
 
 @dataclass(slots=True)
 class Pipelines:
-    """The search. ``tried``: shapes that were opened; ``bound_s``: of all pipelines; ``refused``:
-    why one could not be."""
+    """The search. ``along``: numbers of ranks that may share a sequence where that is not pinned.
+    ``tried``: shapes that were opened; ``bound_s``: of all pipelines; ``refused``: why one could
+    not be."""
 
     question: Question
     solver: Solver
     standings: Standings
+    along: Collection[int] = ()
     tried: int = 0
     bound_s: float = float("inf")
     refused: str = ""
@@ -228,7 +230,7 @@ class Pipelines:
             ):
                 continue
             try:
-                along = [cp for cp in question.cuts.along if devices % cp == 0]
+                along = [cp for cp in self.along if devices % cp == 0]
                 listed = question.legal(candidates(devices, question.batch, question.pins, along))
             except LayoutError as error:
                 self.refused = self.refused or str(error)
