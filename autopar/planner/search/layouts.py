@@ -168,9 +168,11 @@ def _share_sequences(alone: OneStage, firsts: list[Solved]) -> int:
 
 
 def _shared_by(firsts: list[Solved], standings: Standings) -> tuple[int, ...]:
-    """Numbers of ranks to a sequence with which one stage may be faster than the best plan."""
-    promising = (first for first in firsts if not standings.beats(first.bound_s))
-    return tuple(sorted({first.candidate.model.ways(SEQUENCES) for first in promising} - {1}))
+    """Numbers of ranks to a sequence that pipelines try: that of the best plan of one stage, and
+    where none fits all."""
+    best = standings.best
+    models = [best.candidate.model] if best else [first.candidate.model for first in firsts]
+    return tuple(sorted({model.ways(SEQUENCES) for model in models} - {1}))
 
 
 def _pipeline_degrees(question: Question) -> list[int]:
