@@ -148,7 +148,7 @@ def _one_rank(**axes: Any) -> None:
 def test_a_route_to_no_expert_is_an_error(layout: str, wrong: int) -> None:
     of = case(LAYOUTS[layout], Form(), "drawn")
     of.index[0, 0] = wrong
-    with pytest.raises((IndexError, RuntimeError), match="out of (range|bounds)"):
+    with pytest.raises((IndexError, RuntimeError), match=r"out of (range|bounds)"):
         simulated.run(of.layout.mesh, lambda here: _routes(of))
 
 
