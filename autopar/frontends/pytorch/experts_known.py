@@ -12,8 +12,8 @@ LLaMA 4     the score multiplies what goes into an expert. All others got zeros,
 LongCat     routes beyond the last expert give back the token; they take part with a weight of zero,
             spread over experts.
 Switch      one expert a token; the token that its expert has no room for has a weight of zero.
-NLLB        reads its mask of the first expert as numbers of experts: what is not chosen goes through
-            expert 0, what is through expert 1, each weighted. The others never have a token.
+NLLB        reads its mask of the first expert as numbers of experts: what is not chosen goes
+            through expert 0, what is through expert 1, weighted. The others never have a token.
 """
 
 from __future__ import annotations
