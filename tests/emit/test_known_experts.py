@@ -226,10 +226,27 @@ def _switch_model() -> Workload:
     )
 
 
+def _nllb_model() -> Workload:
+    """Of two experts, which are all that the library ever uses."""
+    sides = ("encoder", "decoder")
+    return _seq2seq(
+        "NllbMoe",
+        **{"vocab_size": 64, "d_model": 16, "num_experts": 2, "expert_capacity": 20},
+        **{f"{side}_layers": 2 for side in sides},
+        **{f"{side}_attention_heads": 2 for side in sides},
+        **{f"{side}_ffn_dim": 24 for side in sides},
+        **{f"{side}_sparse_step": 2 for side in sides},
+        **{f"{side}_layerdrop": 0.0 for side in sides},
+        **{"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0},
+        **{"moe_token_dropout": 0.0, "max_position_embeddings": 32, "decoder_start_token_id": 2},
+    )
+
+
 MODELS: Mapping[str, Callable[[], Workload]] = {
     "dbrx": partial(workload_of, "dbrx"),
     "llama4": partial(workload_of, "llama4_text"),
     "longcat": partial(workload_of, "longcat_flash"),
+    "nllb": _nllb_model,
     "switch": _switch_model,
 }
 FIXES = ("dp_replicate=4", "tp=2,dp_replicate=2", "tp=4")
