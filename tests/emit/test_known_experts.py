@@ -186,6 +186,18 @@ def test_a_class_that_reads_otherwise_is_not_known(monkeypatch: pytest.MonkeyPat
     assert known(module) is None
 
 
+def test_a_class_is_not_known_where_a_hook_would_not_be_called() -> None:
+    module: Any = _llama4(1)
+    seen: list[Any] = []
+    module.router.register_forward_hook(lambda *given: seen.append(given[-1]))
+    row = known(module)
+    assert row is not None
+    _, logits = row.computes(module, lambda x, *rest: x, torch.ones(1, 3, WIDTH))
+    assert seen[0][1] is logits
+    module.experts.register_forward_pre_hook(lambda *given: None)
+    assert known(module) is None
+
+
 # -- models ----------------------------------------------------------------------------------------
 
 

@@ -30,6 +30,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from autopar.torch_private.modules import forward_hooks_of
+
 Run = Callable[..., Tensor]
 """Experts on ``(x, index, weights, up, down, [up_bias, down_bias])``, as `experts` of a program."""
 _MODELS = "transformers.models."
@@ -46,6 +48,7 @@ class Known:
     transposed: of what the call is given.
     bias:       whether it is given biases.
     drops:      the share that is dropped between or behind the products, of the module.
+    called:     modules inside that ``computes`` calls as the library does.
     """
 
     digest: str
@@ -56,15 +59,18 @@ class Known:
     transposed: bool = False
     bias: bool = False
     drops: Callable[[Any], float] = lambda module: 0.0
+    called: tuple[str, ...] = ()
 
 
 def known(module: Any) -> Known | None:
-    """The row of a module's class; None where it has none, or reads otherwise."""
+    """The row of a module's class; None where it has none or reads otherwise, or where a hook
+    listens to a module inside that would not be called."""
     own = type(module)
     row = KNOWN.get(f"{own.__module__}.{own.__qualname__}")
     if row is None or digest_of(own.__module__, row.reads) != row.digest:
         return None
-    return row
+    passed = [m for name, m in module.named_modules() if name.partition(".")[0] not in row.called]
+    return None if any(table for m in passed[1:] for table in forward_hooks_of(m)) else row
 
 
 def digest_of(module: str, functions: tuple[str, ...]) -> str:
@@ -98,9 +104,9 @@ def _dbrx(module: Any, run: Run, x: Tensor, index: Tensor, weights: Tensor) -> T
 
 def _llama4(module: Any, run: Run, x: Tensor) -> tuple[Tensor, Tensor]:
     rows = x.reshape(-1, module.hidden_dim)
-    router, experts = module.router, module.experts
-    logits = torch.nn.functional.linear(rows, router.weight)
-    best, index = torch.topk(logits, router.top_k, dim=1)
+    experts = module.experts
+    _, logits = module.router(rows)
+    best, index = torch.topk(logits, module.router.top_k, dim=1)
     scores = torch.sigmoid(best.float()).to(best.dtype)
     routed = (rows.unsqueeze(1) * scores.unsqueeze(2)).reshape(-1, module.hidden_dim)
     each = index.reshape(-1, 1)
@@ -157,6 +163,7 @@ KNOWN: Mapping[str, Known] = {
         lambda module, h: _gated(module.experts.act_fn, h),
         lambda module: 2 * module.experts.expert_dim,
         transposed=True,
+        called=("router", "shared_expert"),
     ),
     f"{_MODELS}longcat_flash.modeling_longcat_flash.LongcatFlashExperts": Known(
         "d47c93e4869663e9",
