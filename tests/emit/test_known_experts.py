@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
@@ -22,7 +23,7 @@ from autopar.nouns.workload import Workload
 from autopar.planner.planning import plan_captured
 from autopar.runtime.pytorch.experts import experts
 from benchmarks.census_workloads import workload_of
-from tests.emit.harness import Emitted, check
+from tests.emit.harness import Emitted, check, reference, relative, run
 
 LIMIT = 1e-9
 TOKENS, WIDTH, INNER, EXPERTS = 12, 8, 6, 4
@@ -282,6 +283,24 @@ def test_models_are_planned_and_exact(name: str, fix: str) -> None:
     torch.manual_seed(0)
     assert workload.model is not None
     check(made, workload.model(), workload.batch())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_half_precision(name: str) -> None:
+    """Tokens that are almost as well off with another expert go there: gradients are near."""
+    workload = replace(MODELS[name](), precision="bfloat16")
+    captured = capture(workload)
+    planned = plan_captured(captured, workload, CLUSTER, "m.py", {"dp_replicate": "4"})
+    text = emit(planned.lowered, planned.plan, captured)["model.py"]
+    made = Emitted(captured, planned.plan, planned.lowered, text)
+    torch.manual_seed(0)
+    assert workload.model is not None
+    model = workload.model()
+    low, exact = run(made, model, workload.batch(), half=True), reference(model, workload.batch())
+    assert relative(low.loss, exact.loss) < 1e-3
+    pairs = [(low.gradients[key].double(), g) for key, g in exact.gradients.items()]
+    error = torch.stack([(a - b).norm() for a, b in pairs]).norm()
+    assert error < 0.1 * torch.stack([b.norm() for _, b in pairs]).norm()
 
 
 def test_what_drops_between_products_is_refused() -> None:
