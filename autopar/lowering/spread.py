@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import NamedTuple
 
-from autopar.nouns.axes import BATCH, MICROBATCH, SAMPLES, SEQUENCES
+from autopar.nouns.axes import AXES, BATCH, MICROBATCH, SAMPLES, SEQUENCES
 from autopar.nouns.graph import DTYPE_BYTES, Graph, Op, Tensor
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Spread, key
@@ -242,9 +242,13 @@ def _own_names(at: Mapping[str, int], graph: Graph, block: str | None) -> Mappin
 
 
 def _check_in_place(value: LoweredTensor, steps: tuple[Step, ...], block: str | None) -> None:
-    """Raises `LoweringError` where pieces that lie here and there would be cut or joined again."""
-    dims = {p.dim for a, p in value.produced.placements if a in SEQUENCES and p.kind == "S"}
+    """Raises `LoweringError` where pieces that lie here and there would be cut or joined again by
+    an axis outside of those that cut sequences; inner ones take parts of what a rank has."""
+    placed = value.produced.placements
+    dims = {p.dim for a, p in placed if a in SEQUENCES and p.kind == "S"}
     for step in steps:
+        if step.axis in AXES[AXES.index(SEQUENCES[-1]) + 1 :]:
+            continue
         if any(p.kind == "S" and p.dim in dims for p in (step.source, step.target)):
             raise LoweringError(
                 f"{key(block, value.tensor.name)} {list(value.tensor.shape)} has samples and "

@@ -12,7 +12,8 @@ from autopar.nouns.layout import LayoutError, Pins
 from autopar.nouns.plan import Memory, RunnerUp, Spread, Stage
 from autopar.nouns.problem import Solution
 from autopar.pipeline.actions import Lists
-from autopar.planner.ask.candidates import Candidate, StateLayout
+from autopar.planner.ask.candidates import Candidate, Sharing, StateLayout
+from autopar.planner.ask.experts import common_experts
 from autopar.pricing.offload import obstacle as offload_obstacle
 from autopar.pricing.step_time import StepTime
 from autopar.rules.cut import Cuts
@@ -52,6 +53,12 @@ class Question:
         """Whether the search may put the optimizer's state into host memory where it is short."""
         free = self.pins.offload is None
         return free and not offload_obstacle(self.cluster, self.optimizer, self.framework)
+
+    @property
+    def sharing(self) -> Sharing:
+        """What ranks may share where that is not pinned."""
+        experts = tuple(common_experts(self.graph)) if self.framework == "torch" else ()
+        return Sharing(tuple(self.cuts.along), experts, self.cluster.levels[0].span)
 
     def legal(self, listed: Sequence[Candidate]) -> list[Candidate]:
         """Those that cut the batch no further than its samples may be taken apart.

@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from autopar.nouns.axes import HEADS, SEQUENCES
+from autopar.nouns.axes import EXPERT, HEADS, SEQUENCES
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.errors import UserError
 from autopar.nouns.layout import LayoutError, divisors
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.text.cluster import devices_text
-from autopar.planner.ask.candidates import Candidate, candidates
+from autopar.planner.ask.candidates import Candidate, Sharing, candidates
 from autopar.planner.ask.question import Answer, Outcome, Question
 from autopar.planner.ask.selections import orders, parts
 from autopar.planner.problem.solving import Solver
@@ -28,6 +28,7 @@ from autopar.planner.solve.standings import Standings, compared, too_big
 from autopar.planner.staged.pipelines import Pipelines
 from autopar.pricing.utilization import cluster_peak_s
 
+SHARED = (EXPERT, *SEQUENCES)
 AS_FAST = 1.01
 """Step times this close are equal to a reader; the model's own error is larger. Between such, a
 plan of one stage is taken."""
@@ -102,13 +103,14 @@ def _search(question: Question, progress: Progress) -> Outcome:
                 tried += alone.try_family(first, family)
             if standings.best is not None:
                 break
-        tried += _share_sequences(alone, firsts)
+        tried += _share(alone, firsts)
         best = None if standings.best is None else alone.refined(standings.best)
         lower_bound_s = min(first.bound_s for first in firsts) if firsts else float("inf")
         degrees = _pipeline_degrees(question)
         if degrees:
             standings.best = best
-            pipelines = Pipelines(question, solver, standings, _shared_by(firsts, standings))
+            shared = _shared_by(firsts, standings, question.sharing.near)
+            pipelines = Pipelines(question, solver, standings, shared)
             pipelines.search(degrees, firsts)
             tried += pipelines.tried
             lower_bound_s = min(lower_bound_s, pipelines.bound_s)
@@ -137,42 +139,49 @@ def _search(question: Question, progress: Progress) -> Outcome:
     )
 
 
-def _share_sequences(alone: OneStage, firsts: list[Solved]) -> int:
-    """Tries candidates whose ranks share sequences, where they may be faster than the best plan;
-    adds what was solved to ``firsts``, and returns how many were tried.
+def _share(alone: OneStage, firsts: list[Solved]) -> int:
+    """Tries candidates whose ranks share sequences or experts, where they may be faster than the
+    best plan; adds what was solved to ``firsts``, and returns how many were tried.
 
-    Fewer of them, or as many with samples of their own, compute as much in larger pieces and move
-    less, so their bound is one for these too.
+    Fewer that share, or as many with samples and experts of their own, compute as much in larger
+    pieces and move less of activations, so their bound is one for these too.
     """
     question, standings, tried = alone.question, alone.standings, 0
-    if question.pins.cp is not None or not question.cuts.along:
-        return 0
-    bounds: dict[Mesh, float] = {}
-    for first in firsts:
-        bounds[first.candidate.model] = first.bound_s
-    devices, near = question.cluster.device_count, question.cluster.levels[0].span
-    every = candidates(devices, question.batch, question.pins, question.cuts.along, near)
+    devices = question.cluster.device_count
+    every = candidates(devices, question.batch, question.pins, question.sharing.within(devices))
     families = _by_degree(question.legal(every))
-    for model in sorted(families, key=lambda mesh: mesh.ways(SEQUENCES)):
-        plain = model.without(SEQUENCES)
-        if model == plain or standings.beats(bounds.get(plain, 0.0)):
+    known = {first.candidate.model: first.bound_s for first in firsts}
+    for model in sorted(families, key=lambda mesh: mesh.ways(SHARED)):
+        if model in known:
+            continue
+        less = (bound for one, bound in known.items() if _shares_less(one, model))
+        if standings.beats(max(less, default=0.0)):
             continue
         solved = solve(question, families[model][0], alone.solver)
         if solved is not None:
             firsts.append(solved)
-            if HEADS not in model.axes:
-                bounds[plain] = max(bounds.get(plain, 0.0), solved.bound_s)
+            known[model] = solved.bound_s
             tried += alone.try_family(solved, families[model])
         alone.solver.check()
     return tried
 
 
-def _shared_by(firsts: list[Solved], standings: Standings) -> tuple[int, ...]:
-    """Numbers of ranks to a sequence that pipelines try: that of the best plan of one stage, and
-    where none fits all."""
+def _shares_less(one: Mesh, other: Mesh) -> bool:
+    """On the same model axes, and by rows alone."""
+    alike = one.without(SHARED) == other.without(SHARED) and one.size(HEADS) == 1
+    ways = ((one.ways(axes), other.ways(axes)) for axes in ((EXPERT,), SEQUENCES))
+    return alike and all(more % less == 0 for less, more in ways)
+
+
+def _shared_by(firsts: list[Solved], standings: Standings, near: int) -> Sharing:
+    """What ranks of pipelines share: as in the best plan of one stage, and where none fits all."""
     best = standings.best
     models = [best.candidate.model] if best else [first.candidate.model for first in firsts]
-    return tuple(sorted({model.ways(SEQUENCES) for model in models} - {1}))
+    along, experts = (
+        tuple(sorted({model.ways(axes) for model in models} - {1}))
+        for axes in (SEQUENCES, (EXPERT,))
+    )
+    return Sharing(along, experts, near)
 
 
 def _pipeline_degrees(question: Question) -> list[int]:
@@ -190,7 +199,7 @@ def _search_pinned(question: Question, progress: Progress) -> Outcome:
     listed = question.legal(candidates(devices // pp, question.batch, question.pins))
     standings = Standings(Alarms.of(question))
     solver = Solver(question.searcher, progress, question.verbose)
-    pipelines = Pipelines(question, solver, standings, tuple(question.cuts.along))
+    pipelines = Pipelines(question, solver, standings, question.sharing)
     pipelines.search([pp], [])
     if standings.best is None:
         standings.alarms.raise_first()

@@ -14,7 +14,7 @@ again, cuts that take so much more than the best plan; cores whose ranks would n
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count, product
 
@@ -23,7 +23,7 @@ from autopar.nouns.layout import LayoutError
 from autopar.nouns.recompute import FULL, KEEP_ALL, Recompute
 from autopar.pipeline.actions import ScheduleError
 from autopar.pipeline.schedules.table import SCHEDULES, kind_of
-from autopar.planner.ask.candidates import StateLayout, candidates
+from autopar.planner.ask.candidates import NOTHING_SHARED, Sharing, StateLayout, candidates
 from autopar.planner.ask.pins import allows, splits
 from autopar.planner.ask.question import Answer, Question
 from autopar.planner.problem.solving import Solver
@@ -71,14 +71,13 @@ Item = Shape | Core | Played
 
 @dataclass(slots=True)
 class Pipelines:
-    """The search. ``along``: numbers of ranks that may share a sequence where that is not pinned.
-    ``tried``: shapes that were opened; ``bound_s``: of all pipelines; ``refused``: why one could
-    not be."""
+    """The search. ``sharing``: what ranks may share where that is not pinned. ``tried``: shapes
+    that were opened; ``bound_s``: of all pipelines; ``refused``: why one could not be."""
 
     question: Question
     solver: Solver
     standings: Standings
-    along: Collection[int] = ()
+    sharing: Sharing = NOTHING_SHARED
     tried: int = 0
     bound_s: float = float("inf")
     refused: str = ""
@@ -230,8 +229,8 @@ class Pipelines:
             ):
                 continue
             try:
-                along = [cp for cp in self.along if devices % cp == 0]
-                listed = question.legal(candidates(devices, question.batch, question.pins, along))
+                sharing = self.sharing.within(devices)
+                listed = question.legal(candidates(devices, question.batch, question.pins, sharing))
             except LayoutError as error:
                 self.refused = self.refused or str(error)
                 continue
