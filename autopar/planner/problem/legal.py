@@ -60,7 +60,8 @@ class Legal:
     def _find(self, block: str | None, graph: Graph, op: Op) -> tuple[BoundRule, list[Strategy]]:
         bound = self.bindings.of(block, op, graph)
         where = key(block, op.name)
-        pinned = {a: self._on_batch_axis(a, bound, where) for a in self.batch_axes}
+        apart = any(key(block, name) in self.cut.apart for name in op.inputs)
+        pinned = {a: self._on_batch_axis(a, bound, where, apart) for a in self.batch_axes}
         legal = strategies(bound, self.mesh, any(flows(op, graph.tensors)[1]), pinned)
         if not legal:
             raise NoStrategy(
@@ -81,12 +82,17 @@ class Legal:
             legal = split or legal
         return bound, legal
 
-    def _on_batch_axis(self, axis: str, bound: BoundRule, where: str) -> tuple[str, ...]:
-        """What follows from how the batch flows, and what may take its place."""
+    def _on_batch_axis(
+        self, axis: str, bound: BoundRule, where: str, apart: bool
+    ) -> tuple[str, ...]:
+        """What follows from how the batch flows, and what may take its place. ``apart``: of pieces
+        that lie here and there, which nothing may put together."""
         usual = self.cut.on(axis).choices[where]
         if axis == MICROBATCH:
             return (usual,)
         others = alternatives(bound, axis, usual, self.cut.samples.choices[where])
+        if apart:
+            others = tuple(choice for choice in others if choice not in bound.factors)
         if axis == HEADS and others:
             return tuple(choice for choice in others if choice in bound.factors)
         return others if axis == EXPERT and others else (usual, *others)
