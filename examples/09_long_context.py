@@ -5,8 +5,8 @@ One sequence on four processes: ranks cannot have samples of their own, so they 
     autopar plan examples/09_long_context.py --cluster examples/clusters/cpu_4.yaml -o plan
     autopar verify plan
 
-The plan says how: ``cp`` ranks have pieces of the sequence in zigzag, and attention sees the rest by
-heads, by gathered keys and values, or as they pass around a ring. To choose yourself:
+The plan says how: ``cp`` ranks have pieces of the sequence in zigzag, and attention sees the rest
+by heads, by gathered keys and values, or as they pass around a ring. To choose yourself:
 
     --fix cp=4                     the search decides how attention runs
     --fix cp_ring=2,cp_head=2      rows over two ranks, heads over two
