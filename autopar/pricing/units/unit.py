@@ -29,9 +29,9 @@ class Unit:
     group); ``used_back`` the elements of parameters that ops keep for backward, by stored dtype.
     ``moved_again_s``: collectives that run once more where the unit is recomputed in full;
     ``rings_s``: of the forward, attention around rings, which does not run again where results of
-    collectives are kept; ``light_s``: of the forward, the ops that run once more even where the results of products are
-    kept. ``meetings``: reshardings and collectives inside ops over model axes, forward and
-    backward; there ranks wait for the slowest.
+    collectives are kept; ``light_s``: of the forward, the ops that run once more even where the
+    results of products are kept. ``meetings``: reshardings and collectives inside ops over model
+    axes, forward and backward; there ranks wait for the slowest.
     ``weights_s``: of the backward, what gradients of parameters take (as long as the forward of the
     ops that read them; the rest of it is the way to the unit's inputs). ``cutting``: the model axes
     that cut a trained parameter. ``experts``: of published software, elements of routed experts on
