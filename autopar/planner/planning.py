@@ -31,12 +31,14 @@ from autopar.planner.ask.candidates import StateLayout
 from autopar.planner.ask.dtypes import mixed_unit
 from autopar.planner.ask.experts import check_experts
 from autopar.planner.ask.pins import read_pins
-from autopar.planner.ask.question import Answer, Outcome, Question
+from autopar.planner.ask.question import Outcome, Question
 from autopar.planner.ask.sequences import cuts_along, every_cut
 from autopar.planner.ask.unruled import check_allowed, check_registered, unruled
+from autopar.planner.solve.solved import lowered_of
 from autopar.pricing.bands import memory_band, time_band
 from autopar.pricing.bounds import prediction_bounds
 from autopar.pricing.offload import obstacle as offload_obstacle
+from autopar.pricing.priced import Priced
 from autopar.pricing.utilization import cluster_peak_s
 from autopar.rules.batch import flow_or_obstacle
 from autopar.rules.cut import Cut, Cuts
@@ -255,10 +257,9 @@ def plan_captured(
     if mixed:
         against += (f"No ZeRO: {mixed}.",)
     against += outcome.alarms
-    enough = fewer(question, outcome) if not outcome.best.stages else None
-    return Planned(
-        made, graph, outcome.best.lowered, tuple(missing), against, enough, outcome.cluster
-    )
+    enough = fewer(question, outcome) if not outcome.best.decided.stages else None
+    lowered = lowered_of(question, outcome.best.decided)
+    return Planned(made, graph, lowered, tuple(missing), against, enough, outcome.cluster)
 
 
 def check_style(framework: str, asked: Style | None) -> None:
@@ -311,7 +312,7 @@ def _plan(
     style: Style,
     kept_whole: Sequence[str],
 ) -> Plan:
-    best = outcome.best
+    best = outcome.best.decided
     return Plan(
         workload=workload_ref,
         framework=workload.framework,
@@ -330,10 +331,10 @@ def _plan(
             tool=version("autopar"),
             training={**training(workload), **captured.digests},
         ),
-        prediction=_prediction(best, outcome.lower_bound_s, question, captured),
+        prediction=_prediction(outcome.best.priced, outcome.lower_bound_s, question, captured),
         runners_up=outcome.runners_up,
         replicated_ops=tuple(kept_whole),
-        searcher=best.solution.found_by,
+        searcher=best.searcher,
         clip_norm=None if workload.clip_norm is None else float(workload.clip_norm),
     )
 
@@ -348,7 +349,7 @@ def _profile_name(cluster: Cluster) -> str:
 
 
 def _prediction(
-    best: Answer, lower_bound_s: float, question: Question, captured: Captured
+    best: Priced, lower_bound_s: float, question: Question, captured: Captured
 ) -> Prediction:
     seconds = best.time.total_s
     cluster = question.cluster
