@@ -73,9 +73,9 @@ class PlanResult:
     """A plan with what it was made from.
 
     cluster:       what the plan uses of the one that was given, in the order of its ranks.
-    search_time_s: CPU seconds by phase.
     obstacles:     what stands against data ranks or microbatches; layouts that were left out.
     fewer:         a part of the cluster that would be as fast.
+    search_time_s: CPU seconds by phase, of a plan that was made from files.
     """
 
     plan: Plan
@@ -84,10 +84,10 @@ class PlanResult:
     captured: Captured
     graph: Graph
     lowered: Lowered
-    search_time_s: Mapping[str, float]
     unruled_ops: tuple[str, ...]
     obstacles: tuple[str, ...] = ()
     fewer: Fewer | None = None
+    search_time_s: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -145,18 +145,7 @@ def plan(
     if isinstance(cluster_ref, str) and cluster_ref != "local":
         marks = replace(made.fingerprints, cluster_file=as_read)
         made = replace(made, cluster_file=str(cluster_ref), fingerprints=marks)
-    return PlanResult(
-        plan=made,
-        workload=workload,
-        cluster=result.cluster,
-        captured=captured,
-        graph=result.graph,
-        lowered=result.lowered,
-        search_time_s=clock.spent,
-        unruled_ops=result.unruled_ops,
-        obstacles=result.obstacles,
-        fewer=result.fewer,
-    )
+    return replace(result, plan=made, search_time_s=clock.spent)
 
 
 def _measured(cluster: Cluster, options: Options, style: Style, progress: Progress) -> Cluster:
@@ -178,19 +167,6 @@ def _measured(cluster: Cluster, options: Options, style: Style, progress: Progre
     return calibrated
 
 
-@dataclass(frozen=True, slots=True)
-class Planned:
-    """The outcome for a captured model; ``cluster``: what it uses of the one that was given."""
-
-    plan: Plan
-    graph: Graph
-    lowered: Lowered
-    unruled_ops: tuple[str, ...]
-    obstacles: tuple[str, ...]
-    fewer: Fewer | None
-    cluster: Cluster
-
-
 def plan_captured(
     captured: Captured,
     workload: Workload,
@@ -199,7 +175,7 @@ def plan_captured(
     fix: Mapping[str, str] | None = None,
     options: Options | None = None,
     progress: Progress = lambda _: None,
-) -> Planned:
+) -> PlanResult:
     """Plans a model that is captured already."""
     options = options or Options()
     style = options.style or style_of(workload.framework)
@@ -257,9 +233,12 @@ def plan_captured(
     if mixed:
         against += (f"No ZeRO: {mixed}.",)
     against += outcome.alarms
-    enough = fewer(question, outcome) if not outcome.best.decided.stages else None
+    enough = None if outcome.best.decided.stages else fewer(question, outcome)
     lowered = lowered_of(question, outcome.best.decided)
-    return Planned(made, graph, lowered, tuple(missing), against, enough, outcome.cluster)
+    used = outcome.cluster
+    return PlanResult(
+        made, workload, used, captured, graph, lowered, tuple(missing), against, enough
+    )
 
 
 def check_style(framework: str, asked: Style | None) -> None:

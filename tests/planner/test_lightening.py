@@ -21,7 +21,6 @@ from autopar.pricing.pipeline import Choice, PipelinePrices, runs_of
 from autopar.pricing.planned import choices_of
 from tests.planner.graphs import gpt
 from tests.planner.one_stage import one_stage
-from tests.planner.test_pipeline_search import cut_model
 from tests.planner.test_search import LARGE, NODE, question
 
 HEAVY = st.sampled_from([COMPUTE, FULL])
@@ -105,7 +104,7 @@ def test_of_a_pipeline_no_rank_recomputes_more_blocks_than_it_must() -> None:
 
     solved = solve(tight, best.decided.candidate, Solver("portfolio"))
     assert solved is not None
-    model = cut_model(tight, solved)
+    model = solved.model
     made = schedule("1f1b", 4, best.decided.candidate.microbatches)
     places = [model.units.index(stage.first) for stage in best.decided.stages[1:]]
     runs = runs_of((*places, len(model.units)), made)

@@ -26,7 +26,7 @@ from autopar.nouns.cluster import Cluster, MeasuredRate
 from autopar.nouns.errors import UserError
 from autopar.planner.family.estimate import PRECISIONS, estimate
 from autopar.planner.family.pins import completed, read_pins
-from autopar.planner.planning import Planned, plan_captured
+from autopar.planner.planning import PlanResult, plan_captured
 from autopar.planner.solve import alarms
 from autopar.planner.staged import in_full
 from autopar.pricing.utilization import cluster_peak_s
@@ -53,13 +53,13 @@ def measured_as(cluster: Cluster, **changes: Any) -> Cluster:
     return replace(cluster, groups=(replace(cluster.groups[0], device=device),))
 
 
-def planned(number: int, cluster: Cluster, **fix: str) -> Planned:
+def planned(number: int, cluster: Cluster, **fix: str) -> PlanResult:
     mix = MIXES[number]
     captured = CAPTURED.setdefault(mix.name, capture(mix.workload()))
     return plan_captured(captured, mix.workload(), cluster, "m.py:M", fix)
 
 
-def check_plan(result: Planned, cluster: Cluster) -> None:
+def check_plan(result: PlanResult, cluster: Cluster) -> None:
     """Of the plan as said, from the lowered ops and the devices' figures alone."""
     plan, device = result.plan, cluster.device
     prediction, memory = plan.prediction, plan.prediction.memory_bytes

@@ -18,13 +18,10 @@ from autopar.planner.ask.candidates import candidates, layouts
 from autopar.planner.ask.question import Question
 from autopar.planner.problem.solving import Solver
 from autopar.planner.search.layouts import AS_FAST, search_plan
-from autopar.planner.solve.solved import Solved, solve, state_of
+from autopar.planner.solve.solved import solve, state_of
 from autopar.planner.staged.pipelines import USUAL
-from autopar.pricing.cut_model import CutModel
-from autopar.pricing.cuts import Cuts
 from autopar.pricing.pipeline import Choice, Figure, PipelinePrices, runs_of
 from autopar.pricing.planned import choices_of
-from autopar.pricing.prices import Prices
 from autopar.pricing.runs import runs_of_kinds
 from autopar.pricing.state import StateSharding
 from tests.planner.graphs import gpt
@@ -45,11 +42,6 @@ def small(memory_bytes: int | None = None) -> Question:
     return question(gpt(layers=2, **{**LARGE, "b": 4}), 4, cluster)
 
 
-def cut_model(of: Question, solved: Solved) -> CutModel:
-    prices = Prices(of.cluster, solved.lowered.mesh, of.precision, of.fusion)
-    return CutModel(Cuts.of(solved.lowered), solved.summary, prices, of.framework)
-
-
 def every_pipeline(of: Question) -> Iterator[tuple[float, int]]:
     """Seconds, and bytes of the fullest rank: sharding solved for each candidate, every cut played
     action by action under every schedule, recomputation and layout of state."""
@@ -57,7 +49,7 @@ def every_pipeline(of: Question) -> Iterator[tuple[float, int]]:
         for candidate in candidates(4 // pp, of.batch, of.pins):
             solved = solve(of, candidate, Solver("portfolio"))
             assert solved is not None
-            model = cut_model(of, solved)
+            model = solved.model
             units = len(model.units)
             for layout in layouts(candidate.data, of.pins):
                 state = state_of(of, layout, candidate)
@@ -147,7 +139,7 @@ def test_long_runs_follow_from_short_ones(zero: int, policy: str) -> None:
     of = question(gpt(layers=9, **{**LARGE, "b": 8}), 8, NODE, {"tp": "2"})
     solved = solve(of, candidates(8, 8, of.pins)[0], Solver("portfolio"))
     assert solved is not None
-    model = cut_model(of, solved)
+    model = solved.model
     mesh = solved.spread.mesh
     state = StateSharding(zero, mesh, 2, "float32")
     prices = PipelinePrices(model, of.cluster, state, Recompute(policy), 2)
@@ -171,7 +163,7 @@ def test_runs_of_blocks_that_are_called_again_hold_their_parameters_once(calls: 
     of = replace(of, graph=calling(of.graph, calls))
     solved = solve(of, candidates(8, 8, of.pins)[0], Solver("portfolio"))
     assert solved is not None
-    model = cut_model(of, solved)
+    model = solved.model
     state = StateSharding(0, solved.spread.mesh, 2, "float32")
     prices = PipelinePrices(model, of.cluster, state, KEEP_ALL, 2)
     table = prices.table()
@@ -233,7 +225,7 @@ def test_ranks_recompute_as_much_as_each_must(name: str) -> None:
 
     solved = solve(tight, best.decided.candidate, Solver("portfolio"))
     assert solved is not None
-    model = cut_model(tight, solved)
+    model = solved.model
     places = [model.units.index(stage.first) for stage in best.decided.stages[1:]]
     made = schedule(name, 4, best.decided.candidate.microbatches)
     runs = runs_of((*places, len(model.units)), made)
@@ -271,7 +263,7 @@ def test_ranks_split_as_much_of_their_state_as_each_must() -> None:
 
     solved = solve(tight, best.decided.candidate, Solver("portfolio"))
     assert solved is not None
-    model = cut_model(tight, solved)
+    model = solved.model
     made = schedule("1f1b", 2, best.decided.candidate.microbatches)
     runs = runs_of((model.units.index(best.decided.stages[1].first), len(model.units)), made)
     state = state_of(tight, best.decided.layout, best.decided.candidate)

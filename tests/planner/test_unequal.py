@@ -24,7 +24,6 @@ from autopar.planner.search.layouts import AS_FAST, search_plan
 from autopar.planner.solve.solved import lowered_of, solve, state_of
 from autopar.planner.staged.pipelines import USUAL
 from autopar.pricing.cut_model import CutModel
-from autopar.pricing.cuts import Cuts
 from autopar.pricing.links import links
 from autopar.pricing.pipeline import PipelinePrices, runs_of
 from autopar.pricing.planned import price_pipeline
@@ -68,8 +67,7 @@ def planned() -> Outcome:
 def model_on(of: Question, candidate: Candidate) -> CutModel:
     solved = solve(of, candidate, Solver("portfolio"))
     assert solved is not None
-    prices = Prices(of.cluster, solved.lowered.mesh, of.precision, of.fusion)
-    return CutModel(Cuts.of(solved.lowered), solved.summary, prices, of.framework)
+    return solved.model
 
 
 def every_pipeline(of: Question, pp: int) -> Iterator[float]:

@@ -113,9 +113,8 @@ class Decided:
     @property
     def actions(self) -> tuple[str, ...]:
         """Of each pipeline rank, where they do not follow from the schedule's name."""
-        if self.order is None or not self.order.written:
-            return ()
-        return tuple(to_text(self.order.schedule.lists).split("\n"))
+        order = self.order
+        return tuple(to_text(order.schedule.lists).split("\n")) if order and order.written else ()
 
 
 @dataclass(frozen=True, slots=True)

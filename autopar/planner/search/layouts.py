@@ -114,7 +114,7 @@ def _search(question: Question, progress: Progress) -> Outcome:
         runners_up=now.runners_up(best),
         tried=now.tried,
         cluster=question.cluster,
-        alarms=tuple(sentences(now.dropped)),
+        alarms=sentences(now.dropped),
     )
 
 

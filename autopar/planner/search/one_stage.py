@@ -14,7 +14,7 @@ from autopar.planner.ask.candidates import Candidate, StateLayout, layouts, offl
 from autopar.planner.ask.question import Answer, Question
 from autopar.planner.problem.solving import Solver
 from autopar.planner.solve.solved import Charged, Solved, solve, state_of
-from autopar.planner.solve.standings import Standings, Steps, beat, drop, offer, order
+from autopar.planner.solve.standings import Standings, Steps, beat, drop, offers, order
 from autopar.planner.staged.lightening import lightest
 from autopar.pricing.memory import overhead
 from autopar.pricing.offload import streamed_s
@@ -68,27 +68,22 @@ class OneStage:
     def tried(self, solved: Solved, answers: Sequence[Answer], now: Standings) -> Steps:
         """Offers ``answers``. Where the fastest does not fit, it is squeezed, and what may then be
         faster than the best plan has the optimizer's state offloaded."""
-        for answer in answers:
-            now = offer(now, answer)
-        yield now
+        now, squeezed = (yield from offers(now, answers)), list[Answer]()
         fit = any(map(_fits, answers))
         if fit and _fits(min(answers, key=order)):
             return now
         if fit:
             now = yield from self._squeeze_faster(solved, answers, now)
-        elif squeezed := self._squeeze(solved, answers):
-            now, fit = offer(now, squeezed), True
-            yield now
+        else:
+            squeezed = self._squeeze(solved, answers)
+            now = yield from offers(now, squeezed)
         relieved: list[Answer] = []
         for answer in answers if self.question.offloads else ():
             if self._relieves(solved, answer, now):
                 relieved.append(self._answer(solved, offloaded(answer.decided.layout)))
-                now = offer(now, relieved[-1])
-                yield now
-        if relieved and not (fit or any(map(_fits, relieved))):
-            if squeezed := self._squeeze(solved, relieved):
-                now = offer(now, squeezed)
-                yield now
+                now = yield from offers(now, relieved[-1:])
+        if relieved and not (fit or squeezed or any(map(_fits, relieved))):
+            now = yield from offers(now, self._squeeze(solved, relieved))
         return now
 
     def _lightened(self, solved: Solved, answers: Sequence[Answer]) -> list[Answer]:
@@ -113,9 +108,7 @@ class OneStage:
             tightest.setdefault(answer.decided.layout.recompute, answer)
         for answer in tightest.values():
             if not _fits(answer) and answer.priced.time.total_s < now.best_s:
-                if squeezed := self._squeeze(solved, [answer]):
-                    now = offer(now, squeezed)
-                    yield now
+                now = yield from offers(now, self._squeeze(solved, [answer]))
         return now
 
     def _relieves(self, solved: Solved, answer: Answer, now: Standings) -> bool:
@@ -129,33 +122,31 @@ class OneStage:
             return False
         return answer.priced.time.total_s + late_s < now.best_s
 
-    def _squeeze(self, solved: Solved, answers: Sequence[Answer]) -> Answer | None:
+    def _squeeze(self, solved: Solved, answers: Sequence[Answer]) -> list[Answer]:
         """Solves again with a price on memory, so that the tightest layout may fit after all."""
         tightest = min(answers, key=_needed)
         charged, memory = Charged(tightest.decided.layout, 1.0), tightest.priced.memory
         over = memory.total - memory.limit
         if over > memory.activations or over <= 0:  # or the host's memory is what is short
-            return None
-        free = solve(self.question, solved.candidate, self.solver, charged)
-        if free is None:
-            return None
+            return []
+        again = solve(self.question, solved.candidate, self.solver, charged)
+        held = 0 if again is None else again.solution.peak
         for share in (1.05, 1.5, 2.5):
-            limit = int(free.solution.peak - share * over)
+            limit = int(held - share * over)
             if limit <= 0:
-                return None
+                break
             again = solve(self.question, solved.candidate, self.solver, charged, limit)
             if again is None:
-                return None
+                break
             answer = self._answer(again, charged.layout)
             if _fits(answer):
-                return answer
-        return None
+                return [answer]
+        return []
 
     def _answer(self, solved: Solved, layout: StateLayout) -> Answer:
         state = state_of(self.question, layout, solved.candidate)
-        return Answer(
-            solved.decided(solved.candidate, layout), price(solved.model, state, layout.recompute)
-        )
+        priced = price(solved.model, state, layout.recompute)
+        return Answer(solved.decided(solved.candidate, layout), priced)
 
     def refined(self, best: Answer, now: Standings) -> Standings:
         """``now`` with ``best`` solved again: data traffic at what its price left exposed, until

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from autopar.cost_models.physics import broken
@@ -39,11 +39,11 @@ class Alarms:
         return priced.alarm or broken(bounds)
 
 
-def sentences(dropped: Mapping[str, Sequence[str]]) -> Iterator[str]:
+def sentences(dropped: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
     """One for each kind of alarm; ``dropped``: layouts by what cannot be of them."""
-    for alarm, layouts in dropped.items():
-        were = "layout was" if len(layouts) == 1 else "layouts were"
-        yield (
-            f"{len(layouts)} {were} left out, the first {layouts[0]}: {alarm}. This is a defect of "
-            "the price; please report it with the model, the cluster file and the command."
-        )
+    return tuple(
+        f"{len(layouts)} {'layout was' if len(layouts) == 1 else 'layouts were'} left out, "
+        f"the first {layouts[0]}: {alarm}. This is a defect of the price; please report it "
+        "with the model, the cluster file and the command."
+        for alarm, layouts in dropped.items()
+    )

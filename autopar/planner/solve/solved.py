@@ -60,10 +60,6 @@ class Solved:
         return Decided(candidate, layout, spread, self.solution.found_by)
 
     @property
-    def lowered(self) -> Lowered:
-        return self.model.lowered
-
-    @property
     def summary(self) -> Summary:
         return self.model.summary
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from autopar.nouns.axes import PIPELINE
@@ -84,6 +84,14 @@ def offer(now: Standings, answer: Answer) -> Standings:
     if order(answer) < order(now.best):
         return lose(replace(now, best=answer), now.best)
     return lose(now, answer)
+
+
+def offers(now: Standings, answers: Iterable[Answer]) -> Steps:
+    """One after the other."""
+    for answer in answers:
+        now = offer(now, answer)
+        yield now
+    return now
 
 
 def drop(now: Standings, answer: Answer) -> Standings:

@@ -314,7 +314,7 @@ class CoreTrials:
             for stage in schedule.routes[0]
         )
         decided = replace(decided, stages=stages, order=self.order)
-        return piped(self.question, decided, prices, trial.ends)
+        return piped(self.question, decided, prices, self.order, trial.ends)
 
 
 def _moves(ends: Ends) -> Iterator[Ends]:

@@ -15,13 +15,13 @@ from autopar.pricing.pipeline import PipelinePrices, runs_of
 from autopar.pricing.planned import choices_of
 from autopar.pricing.priced import Priced
 from autopar.pricing.prices import Prices
-from autopar.pricing.sends import Ends
+from autopar.pricing.sends import Ends, Order
 
 
-def piped(question: Question, decided: Decided, prices: PipelinePrices, ends: Ends) -> Answer:
-    """``prices``: with what each stage of ``decided`` chooses."""
-    order = decided.order
-    assert order is not None
+def piped(
+    question: Question, decided: Decided, prices: PipelinePrices, order: Order, ends: Ends
+) -> Answer:
+    """``prices``: with what each stage of ``decided`` chooses; ``order``: its own."""
     runs = runs_of(ends, order.schedule)
     ranks = prices.memory(runs, order.schedule)
     each = decided.spread.mesh.device_count
@@ -49,4 +49,4 @@ def settled(question: Question, decided: Decided) -> Answer:
     places = {name: i for i, name in enumerate(cuts.units)}
     ends = (*(places[stage.first] for stage in decided.stages[1:]), len(cuts.units))
     stage_parts(lowered, decided.stages)
-    return piped(question, decided, stages, ends)
+    return piped(question, decided, stages, order, ends)

@@ -27,7 +27,7 @@ from autopar.planner.ask.pins import allows, splits
 from autopar.planner.ask.question import Question
 from autopar.planner.problem.solving import Solver
 from autopar.planner.solve.solved import Solved
-from autopar.planner.solve.standings import Standings, Steps, beat, offer, refuse
+from autopar.planner.solve.standings import Standings, Steps, beat, offers, refuse
 from autopar.planner.staged.cores import CoreTrials
 from autopar.planner.staged.found import FOUND, NAMED, VEE, limits
 from autopar.planner.staged.lower_bounds import LowerBounds
@@ -145,10 +145,8 @@ class Pipelines:
             if now.tightest is not None and size >= now.tightest.priced.memory.total:
                 return now
             now, opened = self._play(core, now)
-            for _, item in opened:
-                if isinstance(item, Played):
-                    now = offer(now, item.trials.tightest(item.plain))
-            yield now
+            for played in (item for _, item in opened if isinstance(item, Played)):
+                now = yield from offers(now, [played.trials.tightest(played.plain)])
         return now
 
     def _relieve(self, shapes: Sequence[Shape], now: Standings) -> Steps:
@@ -187,16 +185,14 @@ class Pipelines:
             if pp > self._models.most_units:
                 continue
             some = [s for s in shapes if s.pp == pp and s.candidate.model.device_count <= inner]
-            shape = min(
-                some, key=lambda s: (-s.candidate.model.device_count, s.samples), default=None
-            )
-            model = None if shape is None else self._models.of(shape)
-            if shape is None or model is None:
-                continue
-            for core in self._cores(shape):
-                least = core.recompute == Recompute(FULL) and core.name in first
-                if least and self._bounds.fitting(core, model)[1] < now.best_s:
-                    now = yield from self._try(core, now)
+            some.sort(key=lambda s: (-s.candidate.model.device_count, s.samples))
+            for shape in some[:1]:
+                model = self._models.of(shape)
+                if model is not None:
+                    for core in self._cores(shape):
+                        least = core.recompute == Recompute(FULL) and core.name in first
+                        if least and self._bounds.fitting(core, model)[1] < now.best_s:
+                            now = yield from self._try(core, now)
         return now
 
     def _shapes(self, pp: int) -> list[Shape]:
@@ -243,9 +239,8 @@ class Pipelines:
         """A core alone, played and offered."""
         now, opened = self._play(core, now)
         yield now
-        for _, item in opened:
-            if isinstance(item, Played):
-                now = yield from self._offer(item, now)
+        for played in (item for _, item in opened if isinstance(item, Played)):
+            now = yield from self._offer(played, now)
         return now
 
     def _offer(self, item: Played, now: Standings) -> Steps:
@@ -255,9 +250,7 @@ class Pipelines:
         if plain.step_s * (1 - RELIEF) + least_s < now.best_s:
             plain = item.trials.relieved(plain)
         if plain.step_s + least_s < now.best_s:
-            for answer in item.trials.answers(plain):
-                now = offer(now, answer)
-                yield now
+            now = yield from offers(now, item.trials.answers(plain))
         return now
 
     # Cores: schedules and recomputation.
