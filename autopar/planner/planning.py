@@ -13,8 +13,8 @@ from autopar.cost_models.physics import check
 from autopar.frontends.dispatch import capture, executor
 from autopar.frontends.loading import load_workload
 from autopar.frontends.shared.captured import Captured
+from autopar.lowering.lowered import Lowered
 from autopar.lowering.precision import at_precision
-from autopar.lowering.spread import Lowered
 from autopar.nouns.axes import REPLICATE, SHARD
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.errors import UserError

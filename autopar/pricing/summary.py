@@ -14,12 +14,8 @@ from typing import TypeVar
 
 from autopar.lowering.collectives import loss_bytes
 from autopar.lowering.counts import global_counts, label_collectives
-from autopar.lowering.spread import (
-    Lowered,
-    internal_collectives,
-    rerun_collectives,
-    stored,
-)
+from autopar.lowering.issued import internal_collectives, rerun_collectives
+from autopar.lowering.lowered import Lowered, stored
 from autopar.lowering.state import LOSS_BYTES, split_of
 from autopar.nouns.graph import DTYPE_BYTES
 from autopar.nouns.plan import key

@@ -15,7 +15,8 @@ from autopar.emit.jax.expressions import expression as in_jax
 from autopar.emit.pytorch.expressions import expression as in_pytorch
 from autopar.emit.pytorch.site import Site
 from autopar.emit.text import variable
-from autopar.lowering.spread import Lowered, lower
+from autopar.lowering.lowered import Lowered
+from autopar.lowering.spread import lower
 from autopar.nouns.graph import Graph, Op, Tensor
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Spread

@@ -14,7 +14,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from autopar.lowering.spread import BATCH_AXES, MICROBATCH, entering_on
+from autopar.lowering.lowered import BATCH_AXES
+from autopar.lowering.spread import entering_on
+from autopar.nouns.axes import MICROBATCH
 from autopar.nouns.graph import DTYPE_BYTES, Graph, Op, Tensor
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import key

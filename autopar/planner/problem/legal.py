@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from autopar.lowering.spread import BATCH_AXES
+from autopar.lowering.lowered import BATCH_AXES
 from autopar.nouns.axes import EXPERT, HEADS, MICROBATCH
 from autopar.nouns.graph import Graph, Op
 from autopar.nouns.mesh import Mesh

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from autopar.lowering.spread import MICROBATCH, Lowered, lower
+from autopar.lowering.lowered import Lowered
+from autopar.lowering.spread import lower
+from autopar.nouns.axes import MICROBATCH
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Spread
 from autopar.nouns.problem import NoFeasibleAnswer, Solution

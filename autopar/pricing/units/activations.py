@@ -12,8 +12,9 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from autopar.lowering.issued import internal_collectives
+from autopar.lowering.lowered import Lowered, LoweredOp, Operand
 from autopar.lowering.precision import HALF, OWN_CASTS
-from autopar.lowering.spread import Lowered, LoweredOp, Operand, internal_collectives
 from autopar.nouns import costly
 from autopar.nouns.graph import DTYPE_BYTES, Op
 from autopar.nouns.mesh import Mesh
