@@ -101,8 +101,8 @@ ERRORS: Mapping[str, OldError] = {
         "if name in second.kept and node not in given", "if name in second.kept",
         ("tests/frontends/test_torch_unseen.py",)),
     "an alarm ends the search": OldError(
-        _CALLED, "autopar/planner/solve/alarms.py",
-        "        if alarm:\n", "        if alarm:\n            raise Impossible(alarm)\n",
+        _CALLED, "autopar/planner/solve/standings.py",
+        "        return drop(now, answer)\n", "        raise Impossible(now.alarms.on(answer))\n",
         ("tests/planner/test_physics.py",)),
     "instances of one class share a trial": OldError(
         "adapters", "runtime/pytorch/dry_run.py",

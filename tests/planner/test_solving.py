@@ -13,11 +13,13 @@ from autopar.nouns.plan import key
 from autopar.nouns.problem import Problem, Solution
 from autopar.nouns.recompute import KEEP_ALL
 from autopar.planner.ask.candidates import StateLayout, candidates
-from autopar.planner.ask.question import Question
+from autopar.planner.ask.question import Answer, Question
 from autopar.planner.problem import solving
 from autopar.planner.problem.solving import Solver
 from autopar.planner.search.layouts import search_plan
+from autopar.planner.solve import standings
 from autopar.planner.solve.solved import Charged, lowered_of, solve, state_of
+from autopar.planner.solve.standings import Standings
 from autopar.pricing.prices import Prices
 from autopar.pricing.repricing import objective
 from autopar.pricing.state_prices import StatePrices
@@ -112,6 +114,28 @@ def test_a_stopped_search_gives_its_best(monkeypatch: pytest.MonkeyPatch, after:
     assert outcome.lower_bound_s == 0.0
     assert outcome.best.priced.memory.total <= outcome.best.priced.memory.limit
     assert outcome.tried <= after
+
+
+@pytest.mark.parametrize("after", [1, 2, 7, 12, 20, 30])
+def test_whenever_a_search_is_stopped_nothing_faster_was_seen(
+    monkeypatch: pytest.MonkeyPatch, after: int
+) -> None:
+    """Between two answers of one candidate, or of one pipeline, as well as between searches."""
+    seen: list[Answer] = []
+    one_by_one = standings.offer
+
+    def offer(now: Standings, answer: Answer) -> Standings:
+        if len(seen) == after:
+            raise KeyboardInterrupt
+        seen.append(answer)
+        return one_by_one(now, answer)
+
+    monkeypatch.setattr(standings, "offer", offer)
+    outcome = search_plan(question("elimination"))
+    assert outcome.lower_bound_s == 0.0
+    assert len(seen) == after
+    fitting = [standings.order(answer) for answer in seen if answer.priced.memory.fits]
+    assert standings.order(outcome.best) <= min(fitting)
 
 
 def test_stopped_before_any_answer(monkeypatch: pytest.MonkeyPatch) -> None:

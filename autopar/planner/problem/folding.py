@@ -50,15 +50,16 @@ def fold(
     even: bool = False,
     recompute: bool = False,
     experts: int | None = None,
+    rows: bool = False,
 ) -> Folded:
     """Builds the folded problem on ``mesh`` (with its ``microbatch`` axis in front, trimmed).
 
-    ``must_split``, ``even``, ``experts``: see `Legal`. ``recompute``: of a block's activations only
-    the inputs outlive a call.
+    ``must_split``, ``even``, ``experts``, ``rows``: see `Legal`. ``recompute``: of a block's
+    activations only the inputs outlive a call.
 
     Raises `NoStrategy` where the batch cannot be cut as the data axes ask.
     """
-    legal = Legal(mesh, cut, bindings, must_split, even, experts)
+    legal = Legal(mesh, cut, bindings, must_split, even, experts, rows)
     codes = Codes(mesh)
     ledger = Ledger(MovePrices(codes, prices), mesh.size(MICROBATCH))
     _Folding(graph, legal, state, ledger, recompute).run()

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from autopar.lowering.lowered import BATCH_AXES
-from autopar.nouns.axes import EXPERT, HEADS, MICROBATCH
+from autopar.nouns.axes import CONTEXT, EXPERT, HEADS, MICROBATCH
 from autopar.nouns.graph import Graph, Op
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import key
@@ -29,7 +29,7 @@ class Legal:
     split everything else. (A batch split over ``tp`` is data parallelism without state sharding,
     which the data axes do better.) ``must_split``: products that a model axis can split are split.
     ``even``: all ranks get pieces of one size. ``experts``: ranks that the experts of a layer are
-    spread over; None: as many as is best.
+    spread over; None: as many as is best. ``rows``: ranks of ``cp`` keep to rows of attention.
     """
 
     mesh: Mesh
@@ -38,6 +38,7 @@ class Legal:
     must_split: bool = False
     even: bool = False
     experts: int | None = None
+    rows: bool = False
     _legal: dict[tuple[str | None, str], tuple[BoundRule, list[Strategy]]] = field(
         default_factory=dict
     )
@@ -91,7 +92,7 @@ class Legal:
         if axis == MICROBATCH:
             return (usual,)
         others = alternatives(bound, axis, usual, self.cut.samples.choices[where])
-        if apart:
+        if apart or (axis == CONTEXT and self.rows):
             others = tuple(choice for choice in others if choice not in bound.factors)
         if axis == HEADS and others:
             return tuple(choice for choice in others if choice in bound.factors)

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from autopar.cost_models.physics import Impossible
 from autopar.nouns.axes import EXPERT, HEADS, SEQUENCES
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.errors import UserError
@@ -25,7 +24,7 @@ from autopar.planner.problem.solving import Solver
 from autopar.planner.search.one_stage import OneStage
 from autopar.planner.solve.alarms import Alarms, sentences
 from autopar.planner.solve.solved import Solved, solve
-from autopar.planner.solve.standings import Standings, Steps, compared, drop, lose, nothing_fits
+from autopar.planner.solve.standings import Standings, Steps, compared, drop, lose, no_plan
 from autopar.planner.staged.in_full import settled
 from autopar.planner.staged.pipelines import Pipelines
 from autopar.pricing.utilization import cluster_peak_s
@@ -100,7 +99,7 @@ def _search(question: Question, progress: Progress) -> Outcome:
         for step in _steps(alone, firsts, families, now):
             now = step
         if now.best is None:
-            raise _nothing(question, now, len(listed))
+            raise no_plan(question, now, len(listed))
         best, lower_bound_s = now.best, min(now.bound_s, now.best.priced.time.total_s)
     except KeyboardInterrupt:
         now = _best_so_far(alone, firsts, now)
@@ -204,19 +203,6 @@ def _settled(question: Question, one_stage: Answer | None, now: Standings) -> St
     if cut.priced.time.total_s * AS_FAST < back.best_s or one_stage is None:
         return replace(now, best=cut)
     return lose(back, cut)
-
-
-def _nothing(question: Question, now: Standings, listed: int) -> Exception:
-    """Why there is no plan."""
-    pp = question.pins.pp or 1
-    for line in sentences(now.dropped):
-        return Impossible(f"internal error: no layout is left. {line}")
-    if pp > 1 and now.tightest is None:
-        return LayoutError(
-            f"--fix pp={pp}: {now.refused or 'the model cannot be split so'}"
-            "; take fewer ranks, or less of interleave"
-        )
-    return nothing_fits(now, question.cluster, listed)
 
 
 def _best_so_far(alone: OneStage, firsts: Sequence[Solved], now: Standings) -> Standings:

@@ -111,6 +111,7 @@ def solve(
             layout.recompute.runs_again,
             # One rank alone is no candidate, but what a sample takes at least.
             question.pins.ep if candidate.ranks > 1 else None,
+            question.pins.cp_ring is not None,
         )
         solution = solver(folded.problem, candidate.name, limited=usage_limit is not None)
     except (NoStrategy, NoFeasibleAnswer):

@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from autopar.cost_models.physics import Impossible
 from autopar.nouns.axes import PIPELINE
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.errors import DoesNotFit
+from autopar.nouns.layout import LayoutError
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.offload import OFFLOAD
 from autopar.nouns.plan import RunnerUp
 from autopar.nouns.recompute import POLICIES
 from autopar.nouns.text.cluster import devices_text
 from autopar.planner.ask.candidates import Candidate
-from autopar.planner.ask.question import Answer, Decided, Outcome
+from autopar.planner.ask.question import Answer, Decided, Outcome, Question
 from autopar.planner.ask.sentences import layout_text, short_text, size_text
-from autopar.planner.solve.alarms import Alarms
+from autopar.planner.solve.alarms import Alarms, sentences
 
 RUNNERS_UP = 6
 NOTABLE = 0.01
@@ -234,7 +236,20 @@ class NothingFits(DoesNotFit):
         self.tightest = tightest
 
 
-def nothing_fits(now: Standings, cluster: Cluster, candidates: int) -> NothingFits:
+def no_plan(question: Question, now: Standings, candidates: int) -> Exception:
+    """The error to raise where there is none."""
+    for line in sentences(now.dropped):
+        return Impossible(f"internal error: no layout is left. {line}")
+    pp = question.pins.pp or 1
+    if pp > 1 and now.tightest is None:
+        return LayoutError(
+            f"--fix pp={pp}: {now.refused or 'the model cannot be split so'}"
+            "; take fewer ranks, or less of interleave"
+        )
+    return _too_big(now, question.cluster, candidates)
+
+
+def _too_big(now: Standings, cluster: Cluster, candidates: int) -> NothingFits:
     """The error where nothing fits: the tightest layout with its memory, part by part."""
     answer = now.tightest
     if answer is None:
