@@ -11,7 +11,7 @@ CASES: Mapping[str, Case] = {
     "gpt replicate": Case("gpt", {"dp_replicate": "2"}),
     "gpt zero 1": Case("gpt", {"dp_shard": "2", "zero": "1", "microbatch": "2"}),
     "gpt zero 3": Case("gpt", {"dp_shard": "2", "zero": "3"}),
-    "gpt cp": Case("gpt", {"cp": "2"}),
+    "gpt cp": Case("gpt", {"cp": "2", "cp_ring": "2"}),
     "narrow tp": Case("narrow", {"tp": "2"}),
     "llama tp": Case("llama", {"tp": "2"}),
     "ops replicate": Case("ops", {"dp_replicate": "2"}),

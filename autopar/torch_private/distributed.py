@@ -21,6 +21,7 @@ def fsdp_post_backward(root: FSDPModule) -> None:
 
 def ddp_ignores(model: nn.Module, names: Sequence[str]) -> None:
     """DistributedDataParallel leaves these parameters of ``model`` as they are."""
+    names = [name if "." in name else f".{name}" for name in names]  # as it calls them
     ignores = DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
     ignores(model, names)  # type: ignore[no-untyped-call]
 

@@ -11,9 +11,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from autopar.emit.pytorch import emit
+from autopar.files.cluster_file import load_cluster
+from autopar.frontends.pytorch.capture import capture
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Spread, key
-from tests.emit.harness import capture_of, check, emitted
+from autopar.nouns.workload import Workload
+from autopar.planner.planning import plan_captured
+from tests.emit.harness import Emitted, capture_of, check, emitted
+
+CLUSTER = load_cluster("examples/clusters/cpu_4.yaml")
 
 BATCH, LENGTH, WIDTH, HEADS, WORDS = 2, 16, 16, 4, 11
 WAYS = {
@@ -80,3 +87,31 @@ def test_right_and_priced_as_issued(name: str, mesh: str, way: str) -> None:
     made = emitted(captured, Spread(Mesh.parse(mesh), {key(None, at.name): way}))
     torch.manual_seed(0)
     check(made, MODELS[name](), batch())
+
+
+class Placed(Model):
+    """Positions are a parameter of as many rows as there are tokens."""
+
+    def __init__(self) -> None:
+        super().__init__(HEADS, is_causal=True)
+        self.rows = nn.Parameter(torch.randn(LENGTH, WIDTH))
+
+    def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
+        x = self.words(tokens) + self.rows
+        q, k, v = (
+            p(x).unflatten(-1, (HEADS, -1)).transpose(1, 2) for p in (self.q, self.k, self.v)
+        )
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.o(mixed.transpose(1, 2).flatten(2))
+        return F.cross_entropy(self.head(x).flatten(0, 1), labels.flatten())
+
+
+@pytest.mark.parametrize("fix", ["cp=2", "cp=4", "cp_ring=2,cp_head=2", "cp=2,tp=2"])
+def test_a_parameter_of_tokens_is_whole_where_these_are_cut(fix: str) -> None:
+    workload = Workload(model=Placed, batch=batch)
+    captured = capture(workload)
+    pins = dict(pair.split("=") for pair in fix.split(","))
+    planned = plan_captured(captured, workload, CLUSTER, "m.py", pins)
+    text = emit(planned.lowered, planned.plan, captured)["model.py"]
+    torch.manual_seed(0)
+    check(Emitted(captured, planned.plan, planned.lowered, text), Placed(), batch())

@@ -92,11 +92,6 @@ class Codes:
         """The same with all data axes whole."""
         return self.pack(np.where(self.batch, WHOLE_DIGIT, self.digits(codes)))
 
-    def stored_part(self, codes: Ints) -> Ints:
-        """The same with all axes of the batch whole that split nothing."""
-        digits = self.digits(codes)
-        return self.pack(np.where(self.batch & (digits < SPLIT_DIGIT), WHOLE_DIGIT, digits))
-
     def batch_part(self, codes: Ints) -> Ints:
         """The same with all model axes whole."""
         return codes - self.model_part(codes)
