@@ -53,17 +53,17 @@ ERRORS: Mapping[str, OldError] = {
         ("tests/emit/test_sequences.py",)),
     "pieces that lie here and there are cut again": OldError(
         _MOVED, "autopar/lowering/spread.py",
-        "            _check_in_place(tensors[name], steps, block)\n", "            pass\n",
+        "            _check_in_place(scope.tensors[name], steps, block)\n", "            pass\n",
         ("tests/emit/test_sequences.py",)),
     "rows of a causal mask lose the mask beside it": OldError(
         _MOVED, "runtime/pytorch/layers.py",
-        "q.device, mask), False", "q.device, None), False",
+        "q.device, hidden)", "q.device, None)",
         ("tests/runtime/test_attention_rows.py",)),
     "a causal bias is cast": OldError(
         _MOVED, "runtime/pytorch/layers.py",
-        "    attend = partial(\n",
-        "    if mask is not None and mask.dtype is not torch.bool:\n"
-        "        mask = mask.to(q.dtype)\n    attend = partial(\n",
+        "        made.append(attend(",
+        "        if seen.dtype is not torch.bool:\n"
+        "            seen = seen.to(q.dtype)\n        made.append(attend(",
         ("tests/emit/test_sequences.py",)),
     "an infinity is written as a name": OldError(
         _CONSTANTS, "autopar/emit/constants.py",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from autopar.nouns.axes import PIPELINE, SAMPLES, SHARD
+from autopar.nouns.axes import PIPELINE, SAMPLES
 from autopar.nouns.offload import OFFLOAD
 from autopar.nouns.plan import Plan
 
@@ -14,9 +14,10 @@ def state_held(plan: Plan, rank: str = "rank") -> str:
     mesh = plan.program_mesh
     zero = max(stage.zero for stage in plan.stages)
     if len({stage.zero for stage in plan.stages}) > 1:
-        return f"state is split over dp_shard by ZeRO {plan.each('zero')}, stage by stage"
-    if zero and mesh.size(SHARD) > 1:
-        return f"{('', *_SPLIT)[zero]} split over dp_shard"
+        over = " and ".join(mesh.sharing())
+        return f"state is split over {over} by ZeRO {plan.each('zero')}, stage by stage"
+    if zero and mesh.sharing():
+        return f"{('', *_SPLIT)[zero]} split over {' and '.join(mesh.sharing())}"
     model = bool(mesh.model_axes)
     if mesh.device_count == 1:
         return f"the one {rank} holds all of it"

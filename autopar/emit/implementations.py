@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from autopar.emit.text import axes_text, tuple_text
-from autopar.lowering.spread import MICROBATCH, LoweredOp
+from autopar.lowering.lowered import LoweredOp
+from autopar.nouns.axes import MICROBATCH
 from autopar.nouns.errors import UserError
 from autopar.rules.implementations.table import TABLE
 
@@ -14,8 +15,11 @@ class NoImplementation(UserError):
     """A plan runs an op in a way that programs of its framework have no call for."""
 
 
-def arguments(op: LoweredOp, framework: str, whole: Callable[[int], Sequence[object]]) -> list[str]:
-    """What the call is given beside the plain one's arguments; ``whole``: an operand's extents.
+def arguments(
+    op: LoweredOp, framework: str, whole: Callable[[int], Sequence[object]], order: str
+) -> list[str]:
+    """What the call is given beside the plain one's arguments; ``whole``: an operand's extents;
+    ``order``: how pieces of sequences lie, which is said where they are not contiguous.
 
     Raises `NoImplementation`.
     """
@@ -32,6 +36,10 @@ def arguments(op: LoweredOp, framework: str, whole: Callable[[int], Sequence[obj
         for argument in takes:
             if argument == "vocabulary":
                 value = str(_extent(op, name, whole))
+            elif argument == "order":
+                if order == "contiguous":
+                    continue
+                value = f'"{order}"'
             else:
                 value = tuple_text(axes) if argument == "axes" else axes_text(axes)
             given.append(f"{argument}={value}")

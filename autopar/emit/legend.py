@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from autopar.nouns.axes import Role, of
+from autopar.nouns.axes import EXPERT, Role, of
 
 WIDTH = 27  # columns of a term; the longest is `backward="reduce_scatter"` in backquotes
 
@@ -22,9 +22,14 @@ class Word(NamedTuple):
     meaning: str
 
 
-AXIS = rf"\b({'|'.join(of(Role.SEQUENCES, Role.OPS))})"
+AXIS = rf"\b({'|'.join((EXPERT, *of(Role.SEQUENCES, Role.OPS)))})"
 """Of those that split what a program computes on; data axes do not show."""
-SPLIT = Word(AXIS + r':S\d(?!")', "{}:S1", "split over the ranks of {} along dim 1")
+SPLIT = Word(AXIS + r':S\d(?![z"])', "{}:S1", "split over the ranks of {} along dim 1")
+ZIGZAG = Word(
+    AXIS + r':S\dz(?!")',
+    "{}:S1z",
+    "the same in zigzag: rank i of n has pieces i and 2 n - 1 - i of 2 n",
+)
 PARTIAL = Word(AXIS + r":P\b", "{}:P", "a partial sum on each rank of {}")
 MOVES = (
     Word(r"\bshard\(", "shard", "this rank's piece of what every rank has: forward moves nothing"),

@@ -7,8 +7,8 @@ from types import MappingProxyType
 
 from autopar.rules.resharding import Step
 
-_GATHER = "gather({x}, dim={source.dim}, axis={axis}{backward})"
-_SHARD = "shard({x}, dim={target.dim}, axis={axis}{backward})"
+_GATHER = "gather({x}, dim={source.dim}, axis={axis}{backward}{order})"
+_SHARD = "shard({x}, dim={target.dim}, axis={axis}{backward}{order})"
 CALLS: Mapping[tuple[str, str], str] = MappingProxyType(
     {
         ("R", "D"): "copy_to({x}, {axis})",
@@ -17,13 +17,13 @@ CALLS: Mapping[tuple[str, str], str] = MappingProxyType(
         ("R", "P"): "keep_first({x}, {axis})",
         ("D", "P"): 'keep_first({x}, {axis}, backward="keep_first")',
         ("D", "R"): "whole({x}, {axis})",
-        ("S", "P"): "pad({x}, dim={source.dim}{size}, axis={axis})",
-        ("P", "S"): "reduce_scatter({x}, dim={target.dim}, axis={axis})",
+        ("S", "P"): "pad({x}, dim={source.dim}{size}, axis={axis}{order})",
+        ("P", "S"): "reduce_scatter({x}, dim={target.dim}, axis={axis}{order})",
         ("S", "R"): _GATHER,
         ("S", "D"): _GATHER,
         ("R", "S"): _SHARD,
         ("D", "S"): _SHARD,
-        ("S", "S"): "all_to_all({x}, split={target.dim}, concat={source.dim}, axis={axis})",
+        ("S", "S"): "all_to_all({x}, split={target.dim}, concat={source.dim}, axis={axis}{order})",
     }
 )
 """The kinds of the placements before and after -> the call; of what is not here there is none."""
@@ -32,6 +32,10 @@ CALLS: Mapping[tuple[str, str], str] = MappingProxyType(
 def call_of(step: Step, kinds: tuple[str, str], x: str, size: str = "") -> str:
     """The call of ``kinds`` on the variable ``x``; ``size``: an argument of what is padded."""
     backward = "" if step.backward == "none" else f', backward="{step.backward}"'
+    zigzag = [placed.dim for placed in (step.source, step.target) if placed.zigzag]
+    order = ', order="zigzag"' if zigzag else ""
+    if zigzag and kinds == ("S", "S"):
+        order = f", zigzag={zigzag[0]}"
     return CALLS[kinds].format(
         x=x,
         axis=f'"{step.axis}"',
@@ -39,4 +43,5 @@ def call_of(step: Step, kinds: tuple[str, str], x: str, size: str = "") -> str:
         target=step.target,
         backward=backward,
         size=size,
+        order=order,
     )

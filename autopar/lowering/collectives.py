@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from autopar.lowering.counts import global_counts, label_collectives
-from autopar.lowering.spread import SAMPLE_AXES, Lowered, activation_collectives
+from autopar.lowering.issued import activation_collectives
+from autopar.lowering.lowered import Lowered, stored
 from autopar.lowering.stages import StagePart, stage_parts
 from autopar.lowering.state import (
     Stored,
@@ -23,7 +24,6 @@ from autopar.nouns.axes import PIPELINE, SAMPLES
 from autopar.nouns.graph import DTYPE_BYTES
 from autopar.nouns.plan import Plan
 from autopar.nouns.recompute import Recompute
-from autopar.nouns.sharding import Sharding
 from autopar.pipeline.actions import Schedule
 from autopar.pipeline.schedules.of_plan import schedule_of
 
@@ -211,8 +211,8 @@ def stored_parameters(lowered: Lowered, dtypes: Mapping[str, str]) -> Iterator[S
         block = lowered.graph.blocks[name]
         for instance in dict.fromkeys(block.instances):
             unit = instance if instance in block.units else ""
-            for stored in _stored(body, dtypes, f"{instance}.", unit):
-                yield stored if not unit or unit in again else replace(stored, again=False)
+            for one in _stored(body, dtypes, f"{instance}.", unit):
+                yield one if not unit or unit in again else replace(one, again=False)
 
 
 def _gathered_again(lowered: Lowered) -> set[str]:
@@ -237,12 +237,11 @@ def _stored(
     for name, value in lowered.tensors.items():
         if value.tensor.role != "parameter":
             continue
-        model = tuple((a, p) for a, p in value.produced.placements if a not in SAMPLE_AXES)
         yield Stored(
             name=prefix + name,
             shape=value.tensor.shape,
             dtype=dtypes.get(prefix + name, value.tensor.dtype),
-            sharding=Sharding(model),
+            sharding=stored(value.produced),
             trainable=value.tensor.differentiable,
             unit=unit,
         )

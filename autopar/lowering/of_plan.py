@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from autopar.lowering.lowered import Lowered, LoweringError
 from autopar.lowering.precision import at_precision
-from autopar.lowering.spread import Lowered, LoweringError, lower
-from autopar.nouns.axes import CONTEXT
+from autopar.lowering.spread import lower
+from autopar.nouns.axes import SEQUENCES
 from autopar.nouns.batch import BatchEntry
 from autopar.nouns.graph import Graph
 from autopar.nouns.plan import Plan
@@ -35,7 +36,7 @@ def plan_cut(plan: Plan, graph: Graph, dims: Mapping[str, int]) -> BatchCut:
 
     Raises `LoweringError` where they cannot.
     """
-    ways = max(spread.mesh.size(CONTEXT) for spread in plan.spreads)
+    ways = max(spread.mesh.ways(SEQUENCES) for spread in plan.spreads)
     if plan.framework == "jax" and ways > 1:
         raise LoweringError(f"cp={ways}: JAX programs keep sequences whole")
     try:

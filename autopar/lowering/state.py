@@ -1,6 +1,6 @@
 """The collectives of a training step for parameters, gradients and bookkeeping, to the byte.
 
-What the runtime issues beside the activations' collectives (`autopar.lowering.spread`), on rank 0:
+What the runtime issues beside the activations' collectives (`autopar.lowering.issued`), on rank 0:
 
 =============================  ==================================  ================================
 what                           over                                how often in a step
@@ -45,7 +45,7 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from autopar.nouns.axes import BATCH, PIPELINE, SHARD
+from autopar.nouns.axes import BATCH, PIPELINE, SHARING
 from autopar.nouns.graph import DTYPE_BYTES
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.sharding import Sharding
@@ -100,21 +100,21 @@ def state_collectives(
     """
     mesh = mesh.trimmed()
     stored = list(parameters)
-    data = mesh.sample_axes
     cuts = _cuts(mesh, zero, framework)
     if cuts.split.optimizer:
         yield from _sharded(stored, cuts, microbatches, precision)
     else:
-        size = sum(cuts.piece_bytes(p) for p in stored if p.trainable)
-        yield from _all_reduce("gradients", data, size)
+        size = sum(cuts.piece_bytes(p) for p in stored if p.trainable and not split_of(p.sharding))
+        yield from _all_reduce("gradients", mesh.batch_axes, size)
     late: dict[tuple[str, ...], int] = {}
     for p in stored:
         if not p.trainable:
             continue
-        alone = cuts.split.optimizer and not cuts.has(p)
-        deferred = tuple(a for a, where in p.sharding.placements if where.kind == "D")
-        axes = tuple(a for a in mesh.axes if a in deferred or (alone and a in data))
-        if axes:
+        split = split_of(p.sharding)
+        alone = not cuts.has(p) if cuts.split.optimizer else bool(split)
+        over = [a for a, where in p.sharding.placements if where.kind == "D"]
+        over += [a for a in mesh.batch_axes if alone and a not in split.split("+")]
+        if axes := tuple(a for a in mesh.axes if a in over):
             late[axes] = late.get(axes, 0) + cuts.piece_bytes(p)
     for axes, size in late.items():
         yield from _all_reduce("deferred gradients", axes, size)
@@ -130,7 +130,7 @@ def cutting_axes(stored: Iterable[Stored], mesh: Mesh, zero: int, framework: str
     cuts, axes = _cuts(mesh.trimmed(), zero, framework), set[str]()
     for p in (p for p in stored if p.trainable):
         axes |= {a for a, where in p.sharding.placements if where.kind == "S"}
-        axes |= {SHARD} if cuts.has(p) else set()
+        axes |= {*cuts.sharing(p)} if cuts.has(p) else set()
     return frozenset(axes)
 
 
@@ -163,6 +163,11 @@ def sums(
     yield from _all_reduce("loss", across, loss_bytes)
 
 
+def split_of(stored: Sharding) -> str:
+    """As ``"ep+cp"``, the axes that split a parameter and would else share its state."""
+    return "+".join(a for a, p in stored.placements if a in SHARING and p.kind == "S")
+
+
 def loss_bytes_of(dtype: str) -> int:
     """Of a loss that a program computes in ``dtype``: it is summed in at least 32 bits."""
     return max(LOSS_BYTES, DTYPE_BYTES[dtype])
@@ -191,22 +196,26 @@ def even_cut(local_shape: Sequence[int], shard: int) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class _Cuts:
-    """Where ``dp_shard`` cuts tensors, of which ``split`` says what is split at all."""
+    """Where ZeRO cuts tensors, of which ``split`` says what is split at all."""
 
     mesh: Mesh
     split: Zero
     framework: str
 
-    @property
-    def shard(self) -> int:
-        return self.mesh.size(SHARD)
+    def sharing(self, p: Stored) -> tuple[str, ...]:
+        """The axes that share its state."""
+        return self.mesh.sharing(split_of(p.sharding))
+
+    def shard(self, p: Stored) -> int:
+        """Ranks that do."""
+        return self.mesh.ways(self.sharing(p))
 
     def has(self, p: Stored) -> bool:
         """Whether ``p`` is cut at all."""
-        if not self.split.optimizer:
+        if not self.split.optimizer or self.shard(p) == 1:
             return False
         if self.framework == "jax":
-            return even_cut(p.sharding.local_shape(p.shape, self.mesh), self.shard) is not None
+            return even_cut(p.sharding.local_shape(p.shape, self.mesh), self.shard(p)) is not None
         return p.shape != ()
 
     def elements(self, p: Stored) -> int:
@@ -215,11 +224,11 @@ class _Cuts:
         if self.framework == "jax" or not self.has(p):
             return math.prod(local)
         rows, *rest = local
-        return -(-rows // self.shard) * self.shard * math.prod(rest)
+        return -(-rows // self.shard(p)) * self.shard(p) * math.prod(rest)
 
     def piece_bytes(self, p: Stored) -> int:
         """Bytes of the piece of rank 0, in the stored dtype."""
-        return self.elements(p) // (self.shard if self.has(p) else 1) * DTYPE_BYTES[p.dtype]
+        return self.elements(p) // (self.shard(p) if self.has(p) else 1) * DTYPE_BYTES[p.dtype]
 
     @property
     def holds_whole(self) -> bool:
@@ -232,17 +241,17 @@ class _Cuts:
 
 
 def _cuts(mesh: Mesh, zero: int, framework: str) -> _Cuts:
-    return _Cuts(mesh, over(zero, mesh.size(SHARD)), framework)
+    return _Cuts(mesh, over(zero, mesh.ways(mesh.sharing())), framework)
 
 
 def _sharded(
     stored: list[Stored], cuts: _Cuts, microbatches: int, precision: str
 ) -> Iterator[StateCollective]:
-    units: dict[str, list[Stored]] = {}
+    units: dict[tuple[str, tuple[str, ...]], list[Stored]] = {}
     for p in stored:
         if cuts.has(p) and (p.trainable or not cuts.holds_whole):
-            units.setdefault(p.unit, []).append(p)
-    for unit, members in units.items():
+            units.setdefault((p.unit, cuts.sharing(p)), []).append(p)
+    for (unit, sharing), members in units.items():
         gathered = sum(
             cuts.elements(p) * DTYPE_BYTES[cuts.gathered_dtype(p, precision)] for p in members
         )
@@ -251,15 +260,15 @@ def _sharded(
             "forward": ("forward", gathered),
             "backward": ("backward", gathered),
             "gradients": ("gradients", reduced),
-            "replicas": ("gradients", reduced // cuts.shard),
+            "replicas": ("gradients", reduced // cuts.mesh.ways(sharing)),
         }
         once = not members[0].again and cuts.framework == "torch"
         if not unit or once:  # the root stays whole from forward to backward
             del sizes["backward"]
         if not reduced:
             del sizes["gradients"], sizes["replicas"]
-        for move in cuts.split.moves(microbatches):
-            if move.what in sizes and cuts.mesh.size(move.axis) > 1:
+        for move in cuts.split.moves(microbatches, "+".join(sharing)):
+            if move.what in sizes and cuts.mesh.ways(move.axis.split("+")) > 1:
                 what, size = sizes[move.what]
                 moved = Collective(move.kind, move.axis, size)
                 yield StateCollective(f"{unit or 'root'} {what}", moved, move.count)

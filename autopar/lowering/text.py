@@ -27,13 +27,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from autopar.lowering.spread import (
-    Lowered,
-    LoweredOp,
-    LoweredTensor,
-    Operand,
-    internal_collectives,
-)
+from autopar.lowering.issued import internal_collectives
+from autopar.lowering.lowered import Lowered, LoweredOp, LoweredTensor, Operand
 from autopar.nouns.graph import Graph, Op
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.text.lines import name, shape
@@ -94,7 +89,11 @@ def runs(op: LoweredOp, mesh: Mesh) -> list[str]:
     """A line for each implementation of an op, and for each collective inside of it."""
     ways = [f"runs {name} over {', '.join(axes)}" for name, axes in op.implementations.items()]
     moved = () if op.bound is None else internal_collectives(op, mesh)
-    return ways + [f"runs {c.kind} over {c.axis}, {c.size_bytes} bytes, {w}" for w, c in moved]
+    return ways + [
+        f"runs {c.kind} over {c.axis}, {c.size_bytes} bytes, {way}"
+        + (f", {n} times" if n > 1 else "")
+        for way, c, n, _ in moved
+    ]
 
 
 def _which(op: Op, place: int) -> str:

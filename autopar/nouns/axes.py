@@ -7,8 +7,12 @@ axis           splits                                     what it does to state 
 pp             the model's depth, into stages             nothing: stages have their own
 dp_replicate   the samples of the batch                   keeps it whole
 dp_shard       the samples of the batch                   shares it, as ZeRO says
-cp             the batch along its sequences              keeps it whole
-ep, tp         factors of ops, as the plan says of each   keeps it whole
+ep             the samples of the batch; experts, where   shares it likewise
+               the plan says so
+cp             the batch along its sequences              shares it likewise
+cp_head        the same inside pieces of cp; attention    shares it likewise
+               splits heads there
+tp2, tp        factors of ops, as the plan says of each   keeps it whole
 =============  =========================================  ====================================
 
 Gradients of a parameter are summed over the axes that leave it whole and split an op that reads it.
@@ -22,7 +26,8 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from types import MappingProxyType
 
-PIPELINE, REPLICATE, SHARD, CONTEXT, EXPERT, TENSOR = "pp dp_replicate dp_shard cp ep tp".split()
+PIPELINE, REPLICATE, SHARD, CONTEXT = "pp dp_replicate dp_shard cp".split()
+HEADS, EXPERT, SECOND_TENSOR, TENSOR = "cp_head ep tp2 tp".split()
 MICROBATCH = "microbatch"
 
 
@@ -37,19 +42,23 @@ class Role(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """splits: for people, what an axis of this name is for."""
+    """splits: for people, what an axis of this name is for. shares: its ranks share the state of
+    what it does not split, as ZeRO says."""
 
     role: Role
     splits: str
+    shares: bool = False
 
 
 TABLE: Mapping[str, Axis] = MappingProxyType(
     {
         PIPELINE: Axis(Role.DEPTH, "the model's depth, into stages"),
         REPLICATE: Axis(Role.SAMPLES, "the batch; everything else is whole"),
-        SHARD: Axis(Role.SAMPLES, "the batch, and what ZeRO splits"),
-        CONTEXT: Axis(Role.SEQUENCES, "sequences"),
-        EXPERT: Axis(Role.OPS, "experts"),
+        SHARD: Axis(Role.SAMPLES, "the batch, and what ZeRO splits", shares=True),
+        EXPERT: Axis(Role.SAMPLES, "the batch, and experts", shares=True),
+        CONTEXT: Axis(Role.SEQUENCES, "sequences", shares=True),
+        HEADS: Axis(Role.SEQUENCES, "sequences, and heads in attention", shares=True),
+        SECOND_TENSOR: Axis(Role.OPS, "tensors of the model, beside tp"),
         TENSOR: Axis(Role.OPS, "tensors of the model"),
     }
 )
@@ -64,7 +73,10 @@ def of(*roles: Role) -> tuple[str, ...]:
 
 
 SAMPLES = of(Role.SAMPLES)
-"""Axes of data parallelism."""
+"""They split the samples of the batch."""
+SHARING = tuple(name for name, axis in TABLE.items() if axis.shares)
+"""Their ranks share the state of what they do not split; gradients are summed over them, and over
+replicas."""
 SEQUENCES = of(Role.SEQUENCES)
 BATCH = of(Role.SAMPLES, Role.SEQUENCES)
 """They split the batch, in ops as it flows through them."""

@@ -11,9 +11,9 @@
 `Pins` are some of the choices, a `Layout` is all of them; the text of a layout is that of its pins.
 What may be pinned for whom is a `Grammar`.
 
-Ranks are laid out as torchtitan and Megatron do, innermost first: tp, cp, dp_shard, dp_replicate,
-pp. Experts borrow ranks of tp, cp and dp (parallel folding), innermost first: etp, ep, and what is
-left holds the same parts of the same experts.
+Ranks are laid out as torchtitan and Megatron do, innermost first: tp, tp2, cp, dp_shard,
+dp_replicate, pp. Experts borrow ranks of tp, cp and dp (parallel folding), innermost first: etp,
+ep, and what is left holds the same parts of the same experts.
 """
 
 from __future__ import annotations
@@ -24,12 +24,23 @@ from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Any
 
-from autopar.nouns.axes import CONTEXT, EXPERT, PIPELINE, REPLICATE, SHARD, TENSOR
+from autopar.nouns.axes import (
+    AXES,
+    CONTEXT,
+    EXPERT,
+    HEADS,
+    PIPELINE,
+    REPLICATE,
+    SECOND_TENSOR,
+    SHARD,
+    TENSOR,
+)
 from autopar.nouns.errors import UserError, did_you_mean
 from autopar.nouns.offload import OFFLOAD
 from autopar.nouns.recompute import ATTENTION, KEEP_ALL, POLICIES, Recompute
 from autopar.nouns.zero import ZERO_LEVELS
 
+RING_RANKS = "cp_ring"
 DEGREES = (REPLICATE, SHARD, TENSOR, CONTEXT, EXPERT, PIPELINE)
 _DIGITS = 12
 """More of them are a slip of the finger; Python would take up to thousands."""
@@ -54,7 +65,11 @@ class Pins:
     dp_replicate: int | None = None
     dp_shard: int | None = None
     tp: int | None = None
+    tp2: int | None = None
     cp: int | None = None
+    cp_ring: int | None = None
+    """Of ``cp``, the ranks among which attention splits rows; ``cp_head``: heads."""
+    cp_head: int | None = None
     ep: int | None = None
     etp: int | None = None
     pp: int | None = None
@@ -89,6 +104,8 @@ class Pins:
 
 
 NAMES = tuple(one.name for one in fields(Pins))
+_NOT_OF_LAYOUTS = ("microbatches", RING_RANKS)
+"""What follows from the rest of a layout."""
 WORDS: Mapping[str, Sequence[str]] = MappingProxyType(
     {
         "zero": tuple(map(str, ZERO_LEVELS)),
@@ -165,7 +182,7 @@ class Grammar:
             return text
         if not (text.isascii() and text.isdigit() and len(text) <= _DIGITS and int(text)):
             wanted = _MEANS.get(name, "") + "a whole number from 1"
-            if name in DEGREES and self.devices is not None:
+            if name in (*AXES, RING_RANKS) and self.devices is not None:
                 may = alternatives(divisors(self.devices))
                 wanted += f"; on {self.devices} devices {name} may be {may}"
             raise LayoutError(f"--fix {name}={text}: give {wanted}")
@@ -199,7 +216,11 @@ class Layout:
     dp_replicate: int = 1
     dp_shard: int = 1
     tp: int = 1
+    tp2: int = 1
+    """Of a second axis that splits tensors (Xu et al. 2021, Optimus)."""
     cp: int = 1
+    cp_head: int = 1
+    """Of ``cp``, the ranks among which attention splits heads."""
     ep: int = 1
     pp: int = 1
     zero: int = 1
@@ -237,7 +258,7 @@ class Layout:
 
     @property
     def device_count(self) -> int:
-        return self.dp * self.cp * self.tp * self.pp
+        return self.dp * self.cp * self.tp * self.tp2 * self.pp
 
     @property
     def microbatches(self) -> int:
@@ -251,14 +272,14 @@ class Layout:
 
     def pins(self) -> Pins:
         """All choices, but for those that most layouts leave alone and this one too."""
-        every = {name: getattr(self, name) for name in NAMES if name != "microbatches"}
-        rare = {"etp": 0, "offload": OFFLOAD[0], "uneven": False}
+        every = {name: getattr(self, name) for name in NAMES if name not in _NOT_OF_LAYOUTS}
+        rare = {HEADS: 1, SECOND_TENSOR: 1, "etp": 0, "offload": OFFLOAD[0], "uneven": False}
         return Pins(**{n: v for n, v in every.items() if n not in rare or v != rare[n]})
 
     def shortest(self) -> Pins:
         """Without what is usual, but for what is so by the degrees: `zero`."""
         usual, kept = Layout(self.global_batch), ("global_batch", "zero")
-        names = [n for n in NAMES if n != "microbatches" and n not in kept]
+        names = [n for n in NAMES if n not in (*_NOT_OF_LAYOUTS, *kept)]
         return self.pins().without(*(n for n in names if getattr(self, n) == getattr(usual, n)))
 
     def __str__(self) -> str:

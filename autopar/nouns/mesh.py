@@ -7,9 +7,10 @@ in mixed radix; the last axis varies fastest, so it holds the devices that are c
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from autopar.nouns.axes import BATCH, OPS, SAMPLES
+from autopar.nouns.axes import BATCH, OPS, SAMPLES, SHARING
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,10 @@ class Mesh:
         """Ranks along ``axis``; 1 where the mesh does not have it."""
         return self.sizes[self.axes.index(axis)] if axis in self.axes else 1
 
+    def ways(self, axes: Iterable[str]) -> int:
+        """Ranks along several axes together."""
+        return math.prod(map(self.size, axes))
+
     def stride(self, axis: str) -> int:
         """Distance in linear rank order between neighbours along ``axis``."""
         return math.prod(self.sizes[self.axes.index(axis) + 1 :])
@@ -46,6 +51,11 @@ class Mesh:
         """Those that split the samples of the batch, of more than one rank."""
         return self._several(SAMPLES)
 
+    def sharing(self, split: str = "") -> tuple[str, ...]:
+        """Those that share the state of a tensor, of more than one rank; ``split``: as ``"ep+cp"``,
+        those that split it themselves."""
+        return tuple(a for a in self._several(SHARING) if a not in split.split("+"))
+
     @property
     def batch_axes(self) -> tuple[str, ...]:
         """Those that split the batch, of more than one rank."""
@@ -53,6 +63,12 @@ class Mesh:
 
     def _several(self, names: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(a for a in self.axes if a in names and self.size(a) > 1)
+
+    def without(self, axes: Iterable[str]) -> Mesh:
+        """The same mesh without these axes."""
+        gone = {*axes}
+        kept = [(a, s) for a, s in zip(self.axes, self.sizes, strict=True) if a not in gone]
+        return Mesh(tuple(a for a, _ in kept), tuple(s for _, s in kept))
 
     def trimmed(self) -> Mesh:
         """The same mesh without its axes of size 1."""

@@ -28,21 +28,27 @@ from autopar.nouns.mesh import Mesh
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """One of ``Sd``, ``R``, ``D``, ``P``; ``dim`` is -1 except for ``S``."""
+    """One of ``Sd``, ``R``, ``D``, ``P``; ``dim`` is -1 except for ``S``.
+
+    ``zigzag``: a rank's piece is not contiguous (`autopar.rules.cut`), ``Sdz``. It follows from the
+    cut of the batch, so decisions do not say it; a program does.
+    """
 
     kind: str
     dim: int = -1
+    zigzag: bool = False
 
     def __str__(self) -> str:
-        return f"S{self.dim}" if self.kind == "S" else self.kind
+        return f"S{self.dim}{'z' * self.zigzag}" if self.kind == "S" else self.kind
 
     @staticmethod
     def parse(text: str) -> Placement:
         if text in ("R", "D", "P"):
             return Placement(text)
-        if text.startswith("S") and text[1:].isdigit():
-            return split(int(text[1:]))
-        raise ValueError(f"placement {text!r} is none of R, D, P, S<dim>")
+        dim = text[1:].removesuffix("z")
+        if text.startswith("S") and dim.isdigit():
+            return Placement("S", int(dim), zigzag=True) if text[-1] == "z" else split(int(dim))
+        raise ValueError(f"placement {text!r} is none of R, D, P, S<dim>, S<dim>z")
 
 
 WHOLE = Placement("R")

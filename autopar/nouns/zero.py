@@ -1,4 +1,4 @@
-"""The levels of ZeRO: what each splits over ``dp_shard``, and what it moves for that.
+"""The levels of ZeRO: what each splits over the axes that share state, and what it moves for that.
 
 =====  =================  ===================================  =============================
 level  split between      parameters are gathered              gradients are reduced
@@ -21,6 +21,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
+
+from autopar.nouns.axes import REPLICATE, SHARD
 
 What = Literal["forward", "backward", "gradients", "replicas"]
 
@@ -51,15 +53,16 @@ class Zero:
         """How often in a step parameters are gathered for forward."""
         return microbatches if self.parameters else int(self.optimizer)
 
-    def moves(self, microbatches: int) -> Iterator[Move]:
-        """Of a level that splits anything, in the order of a step."""
+    def moves(self, microbatches: int, sharing: str = SHARD) -> Iterator[Move]:
+        """Of a level that splits anything, in the order of a step; ``sharing``: the axes that share
+        state, as ``"dp_shard+cp"``."""
         gathers = self.gathers(microbatches)
-        yield Move("forward", "all_gather", "dp_shard", gathers)
+        yield Move("forward", "all_gather", sharing, gathers)
         if self.parameters:
-            yield Move("backward", "all_gather", "dp_shard", gathers)
+            yield Move("backward", "all_gather", sharing, gathers)
         reductions = microbatches if self.gradients else 1
-        yield Move("gradients", "reduce_scatter", "dp_shard", reductions)
-        yield Move("replicas", "all_reduce", "dp_replicate", 1)
+        yield Move("gradients", "reduce_scatter", sharing, reductions)
+        yield Move("replicas", "all_reduce", REPLICATE, 1)
 
     def __str__(self) -> str:
         """What is split."""
@@ -80,5 +83,5 @@ ZERO_LEVELS = tuple(zero.level for zero in ZERO)
 
 
 def over(level: int, shard: int) -> Zero:
-    """What ``level`` does on ``shard`` ranks of ``dp_shard``: nothing on one."""
+    """What ``level`` does on ``shard`` ranks that share state: nothing on one."""
     return ZERO[level if shard > 1 else 0]

@@ -13,8 +13,8 @@ from autopar.cost_models.physics import check
 from autopar.frontends.dispatch import capture, executor
 from autopar.frontends.loading import load_workload
 from autopar.frontends.shared.captured import Captured
+from autopar.lowering.lowered import Lowered
 from autopar.lowering.precision import at_precision
-from autopar.lowering.spread import Lowered
 from autopar.nouns.axes import REPLICATE, SHARD
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.errors import UserError
@@ -29,9 +29,10 @@ from autopar.planner.advice.fewer import Fewer, fewer
 from autopar.planner.advice.remedies import search_or_advise
 from autopar.planner.ask.candidates import StateLayout
 from autopar.planner.ask.dtypes import mixed_unit
+from autopar.planner.ask.experts import check_experts
 from autopar.planner.ask.pins import read_pins
 from autopar.planner.ask.question import Outcome, Question
-from autopar.planner.ask.sequences import cut_along
+from autopar.planner.ask.sequences import cuts_along, every_cut
 from autopar.planner.ask.unruled import check_allowed, check_registered, unruled
 from autopar.planner.solve.solved import lowered_of
 from autopar.pricing.bands import memory_band, time_band
@@ -40,7 +41,7 @@ from autopar.pricing.offload import obstacle as offload_obstacle
 from autopar.pricing.priced import Priced
 from autopar.pricing.utilization import cluster_peak_s
 from autopar.rules.batch import flow_or_obstacle
-from autopar.rules.cut import BatchCut, Cut
+from autopar.rules.cut import Cut, Cuts
 from autopar.rules.fusion import ALONE, fusion
 from autopar.rules.kept_whole import keep_whole
 from autopar.rules.pieces import BatchMixed
@@ -198,12 +199,16 @@ def plan_captured(
     pins = _unsharded(pins, mixed) if mixed else pins
     if obstacle is not None:
         _check_one_rank(pins, obstacle, captured.samples)
-    cut = BatchCut(Cut(batch_dims, flow.choices))
+    cuts = Cuts(Cut(batch_dims, flow.choices))
+    if (pins.ep or 1) > 1:
+        check_experts(graph, pins.ep or 1)
     if (pins.cp or 1) > 1:
-        cut = cut_along(graph, batch_dims, pins.cp or 1, workload.framework)
+        cuts = cuts_along(graph, batch_dims, pins.cp or 1, workload.framework)
+    elif pins.cp is None and workload.framework == "torch" and obstacle is None:
+        cuts = every_cut(graph, cuts.samples, cluster.device_count)
     question = Question(
         graph=graph,
-        cut=cut,
+        cuts=cuts,
         batch=captured.samples,
         obstacles=flow.obstacles,
         cluster=cluster,

@@ -15,6 +15,7 @@ from autopar.pricing.software.trainer import Trainer
 from autopar.pricing.state import StateSharding
 from autopar.pricing.summary import Summary
 from autopar.pricing.units.held import StageBytes
+from autopar.pricing.units.unit import Kind
 from autopar.pricing.xla_memory import xla_moments
 
 ALLOCATOR_SHARE = 0.04
@@ -99,11 +100,11 @@ def _state_bytes(summary: Summary, state: StateSharding) -> tuple[int, int, int,
     """Parameters and buffers, gradients, optimizer state; and what of that is in host memory."""
     parameters, gradients = summary.buffer_bytes, 0
     for unit, copies in summary.owners():
-        for dtype, numel in unit.trained.items():
-            parameters += state.parameter_bytes(numel, dtype) * copies
-            gradients += state.gradient_bytes(numel, dtype) * copies
-        for dtype, numel in unit.frozen.items():
-            parameters += state.parameter_bytes(numel, dtype) * copies
+        for kind, numel in unit.trained.items():
+            parameters += state.parameter_bytes(numel, kind) * copies
+            gradients += state.gradient_bytes(numel, kind) * copies
+        for kind, numel in unit.frozen.items():
+            parameters += state.parameter_bytes(numel, kind) * copies
     optimizer = kept_bytes(summary, state)
     if not state.offloads:
         return parameters, gradients, optimizer, 0
@@ -153,11 +154,14 @@ def _gathered_bytes(summary: Summary, state: StateSharding) -> int:
     if not state.fsdp:
         return 0
 
-    def whole(numel: Mapping[str, int]) -> int:
-        return sum(n * DTYPE_BYTES[state.moved_dtype(d)] for d, n in numel.items())
+    def whole(numel: Mapping[Kind, int]) -> int:
+        return sum(n * DTYPE_BYTES[state.moved_dtype(k.dtype)] for k, n in shared(numel))
 
-    def reduced(numel: Mapping[str, int]) -> int:
-        return sum(n * DTYPE_BYTES[d] for d, n in numel.items())
+    def reduced(numel: Mapping[Kind, int]) -> int:
+        return sum(n * DTYPE_BYTES[k.dtype] for k, n in shared(numel))
+
+    def shared(numel: Mapping[Kind, int]) -> list[tuple[Kind, int]]:
+        return [(kind, n) for kind, n in numel.items() if state.mesh.sharing(kind.split)]
 
     sizes = [(whole(unit.trained), copies) for unit, copies in summary.owners()]
     largest = max(2 * whole(u.trained) + reduced(u.trained) for u, _ in summary.owners())

@@ -27,9 +27,9 @@ allocations up to powers of two, and the processes and what they load need the r
 def kept_bytes(summary: Summary, state: StateSharding) -> int:
     """What the optimizer keeps for one device, wherever it is."""
     return sum(
-        state.optimizer_bytes(numel, dtype) * copies
+        state.optimizer_bytes(numel, kind) * copies
         for unit, copies in summary.owners()
-        for dtype, numel in unit.trained.items()
+        for kind, numel in unit.trained.items()
     )
 
 

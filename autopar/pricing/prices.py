@@ -10,7 +10,8 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 
 from autopar.cost_models.compute import added_time_s, beside_product_s, op_rate, op_time_s
-from autopar.lowering.spread import LoweredOp, internal_collectives
+from autopar.lowering.issued import internal_collectives
+from autopar.lowering.lowered import LoweredOp
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.graph import Tensor
 from autopar.nouns.mesh import Mesh
@@ -19,7 +20,7 @@ from autopar.pricing.software.figures import Figures
 from autopar.pricing.software.trainer import Trainer
 from autopar.pricing.units.moves import move_time_s
 from autopar.rules.fusion import ALONE, Fusion
-from autopar.rules.resharding import Collective, Step, collectives
+from autopar.rules.resharding import SHIFT, Collective, Step, collectives
 from autopar.rules.strategies import flows
 from autopar.rules.work import Work, extents, op_work
 
@@ -88,9 +89,25 @@ class Prices:
 
         ``scope``: the block whose body it lies in.
         """
-        forward, backward = self.compute(op, tensors, scope)
-        inside = sum(self.collective(moved) for _, moved in internal_collectives(op, self.mesh))
-        return forward + backward + inside
+        return sum(self.compute(op, tensors, scope)) + sum(self.inside(op, tensors, scope))
+
+    def inside(
+        self, op: LoweredOp, tensors: Mapping[str, Tensor], scope: str | None
+    ) -> tuple[int, int]:
+        """(forward, backward) picoseconds of the op's own collectives that its compute leaves bare.
+
+        What passes around a ring of n ranks does so while all of its n blocks but one compute.
+        """
+        moved = {"forward": 0, "backward": 0}
+        ways = 1
+        for inside in internal_collectives(op, self.mesh):
+            moved[inside.direction] += inside.times * self.collective(inside.collective)
+            ways = max(ways, inside.times + 1 if inside.collective.kind == SHIFT else 1)
+        if ways > 1:
+            computed = self.compute(op, tensors, scope)
+            hides = [picoseconds * (ways - 1) // ways for picoseconds in computed]
+            return max(moved["forward"] - hides[0], 0), max(moved["backward"] - hides[1], 0)
+        return moved["forward"], moved["backward"]
 
     def compute(
         self, op: LoweredOp, tensors: Mapping[str, Tensor], scope: str | None

@@ -6,9 +6,9 @@ prints. A searcher's claimed cost must equal this number, to the picosecond.
 
 from __future__ import annotations
 
-from autopar.lowering.spread import BATCH_AXES, MICROBATCH, Lowered
+from autopar.lowering.lowered import Lowered, stored
+from autopar.nouns.axes import MICROBATCH
 from autopar.nouns.plan import key
-from autopar.nouns.sharding import Sharding
 from autopar.pricing.prices import Prices
 from autopar.pricing.state_prices import StatePrices
 
@@ -44,15 +44,8 @@ def _parameters(lowered: Lowered, state: StatePrices) -> int:
     total = 0
     for value in lowered.tensors.values():
         if value.tensor.role == "parameter":
-            stored = Sharding(
-                tuple((a, p) for a, p in value.produced.placements if a in _model_axes(lowered))
-            )
-            total += state.price(value.tensor, stored)
+            total += state.price(value.tensor, stored(value.produced))
     for name, body in lowered.blocks.items():
         copies = len(dict.fromkeys(lowered.graph.blocks[name].instances))
         total += _parameters(body, state) * copies
     return total
-
-
-def _model_axes(lowered: Lowered) -> tuple[str, ...]:
-    return tuple(a for a in lowered.mesh.axes if a not in BATCH_AXES)

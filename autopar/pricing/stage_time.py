@@ -256,7 +256,7 @@ def _piece(unit: Unit, state: StateSharding, cluster: Cluster, policy: str, root
     again = {
         NONE: 0.0,
         SELECTIVE: unit.light_s,
-        COMPUTE: unit.forward_s,
+        COMPUTE: unit.forward_s - unit.rings_s,
         FULL: unit.forward_s + unit.moved_again_s,
     }[policy]
     return _Piece(
@@ -275,8 +275,8 @@ def _spent_s(unit: Unit, state: StateSharding, cluster: Cluster) -> dict[str, fl
     if state.trainer is not None:
         return spent(state.trainer, sum(unit.trained.values()), unit.experts)
     seconds = dict.fromkeys(("gather_forward", "gather_backward", "reduce", "reduce_last"), 0.0)
-    for dtype, count in unit.trained.items() if state.fsdp else ():
-        for phase, moved, _ in state.traffic(count, dtype):
+    for kind, count in unit.trained.items() if state.fsdp else ():
+        for phase, moved, _ in state.traffic(count, kind):
             seconds[phase] += state_time_s(
                 cluster, state.mesh, True, moved.kind, moved.axis, moved.size_bytes
             )
@@ -292,7 +292,7 @@ def _reduced_s(pieces: _Pieces, state: StateSharding, cluster: Cluster) -> list[
     if state.fsdp or state.trainer is not None:
         return [piece.reduce_last_s for piece in pieces.calls]
     seconds = [0.0] * len(pieces.calls)
-    if not state.mesh.sample_axes:
+    if not state.mesh.batch_axes:
         return seconds
     sizes = {id(piece): _sizes(piece.unit, state) for piece, _ in pieces.distinct}
     sent: dict[str, float] = {}
@@ -315,8 +315,8 @@ def _reduced_s(pieces: _Pieces, state: StateSharding, cluster: Cluster) -> list[
 def _sizes(unit: Unit, state: StateSharding) -> dict[str, float]:
     """Bytes of a unit's gradients, by the axes over which they are reduced."""
     sizes: dict[str, float] = {}
-    for dtype, count in unit.trained.items():
-        for _, moved, _ in state.traffic(count, dtype):
+    for kind, count in unit.trained.items():
+        for _, moved, _ in state.traffic(count, kind):
             sizes[moved.axis] = sizes.get(moved.axis, 0.0) + moved.size_bytes
     return sizes
 
@@ -336,9 +336,9 @@ def _optimizer_s(summary: Summary, state: StateSharding, cluster: Cluster) -> Nu
     if state.trainer is not None:
         return updated_s(state.trainer, summary.owners())
     moved = sum(
-        state.update_bytes(numel, dtype) * copies
+        state.update_bytes(numel, kind) * copies
         for unit, copies in summary.owners()
-        for dtype, numel in unit.trained.items()
+        for kind, numel in unit.trained.items()
     )
     step_s = update_time_s(cluster.device, moved, state.optimizer)
     if not state.offloads:

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from autopar.nouns.axes import REPLICATE, SHARD
+from autopar.nouns.axes import REPLICATE
 from autopar.nouns.graph import DTYPE_BYTES
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.optimizer import state_per_parameter
 from autopar.nouns.zero import Zero, over
 from autopar.pricing.software.trainer import Trainer
+from autopar.pricing.units.unit import Kind
 from autopar.rules.resharding import Collective
 
 
@@ -40,7 +41,8 @@ class StateSharding:
 
     @property
     def shard(self) -> int:
-        return self.mesh.size(SHARD)
+        """Ranks that share what no axis of theirs splits."""
+        return self.mesh.ways(self.mesh.sharing())
 
     @property
     def replicate(self) -> int:
@@ -52,52 +54,54 @@ class StateSharding:
 
     @property
     def split(self) -> Zero:
-        """What is split over ``dp_shard``."""
+        """What is split over the ranks that share state."""
         return over(self.zero, self.shard)
 
     @property
     def fsdp(self) -> bool:
         return self.split.optimizer
 
-    def parameter_bytes(self, numel: int, dtype: str) -> int:
-        return self._held(numel, self.split.parameters) * DTYPE_BYTES[dtype]
+    def parameter_bytes(self, numel: int, kind: Kind) -> int:
+        return self._held(numel, kind, self.split.parameters) * DTYPE_BYTES[kind.dtype]
 
-    def gradient_bytes(self, numel: int, dtype: str) -> int:
-        return self._held(numel, self.split.gradients) * DTYPE_BYTES[dtype]
+    def gradient_bytes(self, numel: int, kind: Kind) -> int:
+        return self._held(numel, kind, self.split.gradients) * DTYPE_BYTES[kind.dtype]
 
-    def optimizer_bytes(self, numel: int, dtype: str) -> int:
+    def optimizer_bytes(self, numel: int, kind: Kind) -> int:
         """Wherever it is."""
-        held = self._held(numel, self.split.optimizer)
-        return round(held * DTYPE_BYTES[dtype] * state_per_parameter(self.optimizer))
+        held = self._held(numel, kind, self.split.optimizer)
+        return round(held * DTYPE_BYTES[kind.dtype] * state_per_parameter(self.optimizer))
 
-    def update_bytes(self, numel: int, dtype: str) -> int:
+    def update_bytes(self, numel: int, kind: Kind) -> int:
         """Memory traffic of the optimizer: parameter and slots read and written, gradient read."""
         touched = 3 + 2 * state_per_parameter(self.optimizer)
-        return round(self._held(numel, self.split.optimizer) * DTYPE_BYTES[dtype] * touched)
+        held = self._held(numel, kind, self.split.optimizer)
+        return round(held * DTYPE_BYTES[kind.dtype] * touched)
 
-    def _held(self, numel: int, split: bool) -> int:
-        return -(-numel // self.shard) if split else numel
+    def _held(self, numel: int, kind: Kind, split: bool) -> int:
+        return -(-numel // self.mesh.ways(self.mesh.sharing(kind.split))) if split else numel
 
-    def traffic(self, numel: int, dtype: str) -> Iterator[tuple[str, Collective, int]]:
+    def traffic(self, numel: int, kind: Kind) -> Iterator[tuple[str, Collective, int]]:
         """(phase, collective, times a step) for ``numel`` elements that one model rank holds.
 
         Phases: ``gather_forward``, ``gather_backward``, ``reduce``, and ``reduce_last``, which
         runs in the last microbatch only. All may hide behind compute.
         """
-        size = numel * DTYPE_BYTES[self.moved_dtype(dtype)]
-        gradient = numel * DTYPE_BYTES[dtype]
-        split = self.split
-        if not split.optimizer:
-            if axes := self.mesh.sample_axes:
-                yield "reduce_last", Collective("all_reduce", "+".join(axes), gradient), 1
+        size = numel * DTYPE_BYTES[self.moved_dtype(kind.dtype)]
+        gradient = numel * DTYPE_BYTES[kind.dtype]
+        split, sharing = self.split, self.mesh.sharing(kind.split)
+        if not split.optimizer or not sharing:
+            over = tuple(a for a in self.mesh.batch_axes if a not in kind.split.split("+"))
+            if over:
+                yield "reduce_last", Collective("all_reduce", "+".join(over), gradient), 1
             return
         sizes = {
             "forward": ("gather_forward", size),
             "backward": ("gather_backward", size),
             "gradients": ("reduce" if split.gradients else "reduce_last", gradient),
-            "replicas": ("reduce_last", -(-gradient // self.shard)),
+            "replicas": ("reduce_last", -(-gradient // self.mesh.ways(sharing))),
         }
-        for move in split.moves(self.microbatches):
-            if self.mesh.size(move.axis) > 1:
+        for move in split.moves(self.microbatches, "+".join(sharing)):
+            if self.mesh.ways(move.axis.split("+")) > 1:
                 phase, moved = sizes[move.what]
                 yield phase, Collective(move.kind, move.axis, moved), move.count

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from autopar.cost_models.compute import update_time_s
+from autopar.lowering.state import split_of
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.graph import DTYPE_BYTES, Tensor
 from autopar.nouns.sharding import Sharding
@@ -14,6 +15,7 @@ from autopar.pricing.offload import streamed_slope
 from autopar.pricing.prices import PICOSECONDS
 from autopar.pricing.state import StateSharding
 from autopar.pricing.units.moves import move_time_s, state_time_s
+from autopar.pricing.units.unit import Kind
 
 _LARGE = 1 << 28
 """Bytes at which a collective's slope is read: gradients move in buckets, not one by one."""
@@ -32,30 +34,30 @@ class StatePrices:
         """Picoseconds a step for one parameter, stored as ``stored`` on the model axes."""
         if not tensor.differentiable:
             return 0
-        numel = self._numel(tensor, stored)
+        numel, kind = self._numel(tensor, stored), Kind(tensor.dtype, split_of(stored))
         seconds = 0.0
-        for _, moved, times in self.sharding.traffic(numel, tensor.dtype):
+        for _, moved, times in self.sharding.traffic(numel, kind):
             slope = self._state_slope(moved.kind, moved.axis)
             seconds += self.exposed * times * moved.size_bytes * slope
         for axis, placement in stored.placements:
             if placement.kind == "D":
                 gradient = numel * DTYPE_BYTES[tensor.dtype]
                 seconds += gradient * self._slope("all_reduce", axis)
-        updated = self.sharding.update_bytes(numel, tensor.dtype)
+        updated = self.sharding.update_bytes(numel, kind)
         seconds += updated * self._update_slope()
         if self.sharding.offloads:
-            kept = self.sharding.optimizer_bytes(numel, tensor.dtype)
+            kept = self.sharding.optimizer_bytes(numel, kind)
             seconds += kept * streamed_slope(self.cluster.device)
         return round(seconds * PICOSECONDS)
 
     def bytes(self, tensor: Tensor, stored: Sharding) -> int:
         """Bytes of parameter, gradient and optimizer state on one device."""
-        numel = self._numel(tensor, stored)
-        total = self.sharding.parameter_bytes(numel, tensor.dtype)
+        numel, kind = self._numel(tensor, stored), Kind(tensor.dtype, split_of(stored))
+        total = self.sharding.parameter_bytes(numel, kind)
         if tensor.differentiable:
-            total += self.sharding.gradient_bytes(numel, tensor.dtype)
+            total += self.sharding.gradient_bytes(numel, kind)
             if not self.sharding.offloads:  # else chunks pass, whatever they are of
-                total += self.sharding.optimizer_bytes(numel, tensor.dtype)
+                total += self.sharding.optimizer_bytes(numel, kind)
         return total
 
     def _numel(self, tensor: Tensor, stored: Sharding) -> int:

@@ -168,7 +168,7 @@ def sums_s(
     """
     mesh = Mesh((PIPELINE, *state.mesh.axes), (pp, *state.mesh.sizes))
     cutting = summary.cutting | ({SHARD} if state.fsdp else set())
-    wide = any("float64" in unit.trained for unit, _ in summary.owners())
+    wide = any(k.dtype == "float64" for unit, _ in summary.owners() for k in unit.trained)
     scales, size = state.precision == "float16", summary.loss_bytes
     size = size if pp == 1 else pipeline_loss_bytes(wide, state.precision)
     seconds = {

@@ -6,33 +6,32 @@ do not change what a rank computes in a microbatch, only how its model state is 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
+from typing import TypeVar
 
 from autopar.lowering.collectives import loss_bytes
 from autopar.lowering.counts import global_counts, label_collectives
-from autopar.lowering.spread import (
-    SAMPLE_AXES,
-    Lowered,
-    internal_collectives,
-    rerun_collectives,
-)
-from autopar.lowering.state import LOSS_BYTES
-from autopar.nouns.graph import DTYPE_BYTES, Tensor
+from autopar.lowering.issued import internal_collectives, rerun_collectives
+from autopar.lowering.lowered import Lowered, stored
+from autopar.lowering.state import LOSS_BYTES, split_of
+from autopar.nouns.graph import DTYPE_BYTES
 from autopar.nouns.plan import key
 from autopar.nouns.recompute import Recompute
-from autopar.nouns.sharding import Sharding
 from autopar.pricing.prices import PICOSECONDS, Prices
 from autopar.pricing.units.activations import (
     Life,
     activation_lives,
+    is_ring,
     keeps_result,
     kept_by_policy,
     saved_parameters,
 )
-from autopar.pricing.units.unit import Unit
+from autopar.pricing.units.unit import Kind, Unit
 from autopar.pricing.xla_memory import XlaLives, xla_lives
+from autopar.rules.resharding import SHIFT
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,21 +137,24 @@ def summarise(
     )
 
 
-def _sum(one: Mapping[str, int], more: Mapping[str, int], times: int) -> dict[str, int]:
+K = TypeVar("K")
+
+
+def _sum(one: Mapping[K, int], more: Mapping[K, int], times: int) -> dict[K, int]:
     return {k: one.get(k, 0) + times * more.get(k, 0) for k in dict.fromkeys((*one, *more))}
 
 
 def _unit(lowered: Lowered, prices: Prices) -> Unit:
-    forward, backward, weights, light = _computed(lowered, prices)
+    forward, backward, weights, light, rings = _computed(lowered, prices)
     moved, met = _moved(lowered, prices)
     trained, frozen, deferred, cutting = _parameters(lowered)
-    added = prices.added(sum(n * DTYPE_BYTES[dtype] for dtype, n in trained.items()))
+    added = prices.added(sum(n * DTYPE_BYTES[kind.dtype] for kind, n in trained.items()))
     return Unit(
         forward / PICOSECONDS,
         (backward + added) / PICOSECONDS,
         moved[0] / PICOSECONDS,
         moved[1] / PICOSECONDS,
-        sum(prices.collective(p.collective) for p in rerun_collectives(lowered)) / PICOSECONDS,
+        _moved_again(lowered, prices) / PICOSECONDS,
         met,
         trained,
         frozen,
@@ -160,15 +162,25 @@ def _unit(lowered: Lowered, prices: Prices) -> Unit:
         saved_parameters(lowered),
         (weights + added) / PICOSECONDS,
         light / PICOSECONDS,
+        rings / PICOSECONDS,
         cutting,
     )
 
 
-def _computed(lowered: Lowered, prices: Prices) -> tuple[int, int, int, int]:
+def _moved_again(lowered: Lowered, prices: Prices) -> int:
+    """Picoseconds of collectives of a forward that runs again; what passes around a ring as far as
+    its compute leaves it bare."""
+    again = (p for p in rerun_collectives(lowered) if p.collective.kind != SHIFT)
+    moved = sum(p.count * prices.collective(p.collective) for p in again)
+    rings = (op for op in lowered.ops if is_ring(op, lowered.mesh))
+    return moved + sum(prices.inside(op, lowered.graph.tensors, lowered.block)[0] for op in rings)
+
+
+def _computed(lowered: Lowered, prices: Prices) -> tuple[int, int, int, int, int]:
     """Picoseconds of arithmetic: forward, backward; of that gradients of parameters; of forward
-    what runs again even where the results of products are kept."""
+    what runs again even where the results of products are kept, and attention around rings."""
     tensors = lowered.graph.tensors
-    forward = backward = weights = light = 0
+    forward = backward = weights = light = rings = 0
     for op in lowered.ops:
         if op.bound is None:
             continue
@@ -176,9 +188,11 @@ def _computed(lowered: Lowered, prices: Prices) -> tuple[int, int, int, int]:
         forward, backward = forward + ahead, backward + back
         if not keeps_result(op):
             light += ahead
+        if is_ring(op, lowered.mesh):
+            rings += ahead
         if any(tensors[n].role == "parameter" and tensors[n].differentiable for n in op.op.inputs):
             weights += min(ahead, back)
-    return forward, backward, weights, light
+    return forward, backward, weights, light, rings
 
 
 def _moved(lowered: Lowered, prices: Prices) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -202,45 +216,38 @@ def _moved(lowered: Lowered, prices: Prices) -> tuple[tuple[int, int], tuple[int
         met_forward += ahead > 0
         met_backward += back > 0
     for op in lowered.ops:
-        for direction, moved in internal_collectives(op, lowered.mesh) if op.bound else ():
-            if direction == "forward":
-                forward, met_forward = forward + prices.collective(moved), met_forward + 1
-            else:
-                backward, met_backward = backward + prices.collective(moved), met_backward + 1
+        met = [i.direction for i in internal_collectives(op, lowered.mesh)] if op.bound else []
+        if met:
+            ahead, back = prices.inside(op, tensors, scope)
+            forward, backward = forward + ahead, backward + back
+            met_forward += met.count("forward")
+            met_backward += met.count("backward")
     return (forward, backward), (met_forward, met_backward)
 
 
 def _parameters(
     lowered: Lowered,
-) -> tuple[dict[str, int], dict[str, int], dict[str, int], frozenset[str]]:
-    """Elements on one model rank, trained and frozen, by dtype; bytes of gradients that are partial
-    sums, by model axes; the model axes that cut a trained one."""
-    trained: dict[str, int] = {}
-    frozen: dict[str, int] = {}
+) -> tuple[dict[Kind, int], dict[Kind, int], dict[str, int], frozenset[str]]:
+    """Elements on one model rank, trained and frozen, by kind; bytes of gradients that are partial
+    sums, by model axes; the axes that cut a trained one."""
+    trained: dict[Kind, int] = {}
+    frozen: dict[Kind, int] = {}
     deferred: dict[str, int] = {}
     cutting: set[str] = set()
     for value in lowered.tensors.values():
-        dtype = value.tensor.dtype
         if value.tensor.role != "parameter":
             continue
-        numel = _stored_numel(lowered, value.tensor, value.produced)
-        kind = trained if value.tensor.differentiable else frozen
-        kind[dtype] = kind.get(dtype, 0) + numel
+        held = stored(value.produced)
+        numel = math.prod(held.local_shape(value.tensor.shape, lowered.mesh))
+        kind = Kind(value.tensor.dtype, split_of(held))
+        elements = trained if value.tensor.differentiable else frozen
+        elements[kind] = elements.get(kind, 0) + numel
         if not value.tensor.differentiable:
             continue
-        held = [(a, p.kind) for a, p in value.produced.placements if a not in SAMPLE_AXES]
-        cutting.update(axis for axis, kind in held if kind == "S")
-        if axes := "+".join(axis for axis, kind in held if kind == "D"):
-            deferred[axes] = deferred.get(axes, 0) + numel * DTYPE_BYTES[dtype]
+        cutting.update(axis for axis, placed in held.placements if placed.kind == "S")
+        if axes := "+".join(axis for axis, placed in held.placements if placed.kind == "D"):
+            deferred[axes] = deferred.get(axes, 0) + numel * DTYPE_BYTES[kind.dtype]
     return trained, frozen, deferred, frozenset(cutting)
-
-
-def _stored_numel(lowered: Lowered, tensor: Tensor, produced: Sharding) -> int:
-    size = 1
-    stored = Sharding(tuple((a, p) for a, p in produced.placements if a not in SAMPLE_AXES))
-    for extent in stored.local_shape(tensor.shape, lowered.mesh):
-        size *= extent
-    return size
 
 
 def _packages(lowered: Lowered) -> Iterator[str]:

@@ -18,8 +18,9 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from autopar.lowering.spread import MICROBATCH, Lowered, LoweredOp
+from autopar.lowering.lowered import Lowered, LoweredOp
 from autopar.nouns import costly
+from autopar.nouns.axes import MICROBATCH
 from autopar.nouns.graph import DTYPE_BYTES
 from autopar.nouns.recompute import Recompute, policies
 from autopar.pricing.state import StateSharding
@@ -31,6 +32,7 @@ from autopar.pricing.units.activations import (
     moved_bytes,
     moves,
 )
+from autopar.pricing.units.unit import Kind
 
 _COSTLY = frozenset(kind for row in costly.TABLE for kind in row.kinds)
 
@@ -51,14 +53,14 @@ class XlaLives:
 
     by_policy:  `Moments` for each recompute policy.
     batch:      bytes of the batch on one device, all microbatches.
-    products:   elements of the root's parameters that products read, by dtype.
-    largest:    elements of the largest parameter of any layer, by dtype.
+    products:   elements of the root's parameters that products read, by kind.
+    largest:    elements of the largest parameter of any layer, by kind.
     """
 
     by_policy: Mapping[str, Moments]
     batch: int
-    products: Mapping[str, int]
-    largest: Mapping[str, int]
+    products: Mapping[Kind, int]
+    largest: Mapping[Kind, int]
 
 
 def xla_lives(lowered: Lowered) -> XlaLives:
@@ -139,38 +141,38 @@ def _batch_bytes(lowered: Lowered) -> int:
     )
 
 
-def _parameters(lowered: Lowered) -> Iterator[tuple[str, str, int]]:
-    """Name, dtype and elements on one model rank."""
+def _parameters(lowered: Lowered) -> Iterator[tuple[str, Kind, int]]:
+    """Name, kind and elements on one model rank."""
     for name, value in lowered.tensors.items():
         if value.tensor.role == "parameter":
             local = value.produced.local_shape(value.tensor.shape, lowered.mesh)
-            yield name, value.tensor.dtype, math.prod(local)
+            yield name, Kind(value.tensor.dtype), math.prod(local)
 
 
-def _in_products(lowered: Lowered) -> dict[str, int]:
+def _in_products(lowered: Lowered) -> dict[Kind, int]:
     read = {
         n
         for op in lowered.ops
         if op.bound is not None and _is_costly(op) and op.op.kind != "embedding"
         for n in op.op.inputs
     }
-    numel_of: dict[str, int] = {}
-    for name, dtype, numel in _parameters(lowered):
+    numel_of: dict[Kind, int] = {}
+    for name, kind, numel in _parameters(lowered):
         if name in read:
-            numel_of[dtype] = numel_of.get(dtype, 0) + numel
+            numel_of[kind] = numel_of.get(kind, 0) + numel
     return numel_of
 
 
-def _largest(lowered: Lowered) -> dict[str, int]:
-    numel_of: dict[str, int] = {}
+def _largest(lowered: Lowered) -> dict[Kind, int]:
+    numel_of: dict[Kind, int] = {}
     for body in lowered.blocks.values():
-        for _, dtype, numel in _parameters(body):
-            numel_of[dtype] = max(numel_of.get(dtype, 0), numel)
+        for _, kind, numel in _parameters(body):
+            numel_of[kind] = max(numel_of.get(kind, 0), numel)
     return numel_of
 
 
-Numels = Mapping[str, int]
-"""Elements by dtype."""
+Numels = Mapping[Kind, int]
+"""Elements by kind."""
 
 
 def xla_moments(
@@ -216,23 +218,23 @@ def _update(every: Sequence[tuple[Numels, int]], state: StateSharding, gradients
     if state.split.parameters:
         return gradients
     pieces = sum(
-        -(-n // state.shard) * DTYPE_BYTES[dtype] * times
+        -(-n // state.shard) * DTYPE_BYTES[kind.dtype] * times
         for numel, times in every
-        for dtype, n in numel.items()
+        for kind, n in numel.items()
     )
     return gradients + 2 * pieces
 
 
-def _total(every: Sequence[tuple[Numels, int]], size: Callable[[int, str], int]) -> int:
-    return sum(size(n, dtype) * times for numel, times in every for dtype, n in numel.items())
+def _total(every: Sequence[tuple[Numels, int]], size: Callable[[int, Kind], int]) -> int:
+    return sum(size(n, kind) * times for numel, times in every for kind, n in numel.items())
 
 
 def _stored(numel: Numels) -> int:
     """Bytes in the dtypes in which the parameters are stored."""
-    return sum(n * DTYPE_BYTES[dtype] for dtype, n in numel.items())
+    return sum(n * DTYPE_BYTES[kind.dtype] for kind, n in numel.items())
 
 
 def _computed(numel: Numels, state: StateSharding) -> int:
     """Bytes in the dtype of compute."""
     narrow = {"float32": state.precision}
-    return sum(n * DTYPE_BYTES[narrow.get(dtype, dtype)] for dtype, n in numel.items())
+    return sum(n * DTYPE_BYTES[narrow.get(k.dtype, k.dtype)] for k, n in numel.items())

@@ -18,7 +18,7 @@ from autopar.report.opened import opened
 from autopar.report.render import indented, table
 from autopar.report.units import duration, size
 from autopar.rules.batch import flow_or_obstacle
-from autopar.rules.cut import BatchCut, Cut
+from autopar.rules.cut import Cut, Cuts
 from autopar.rules.fusion import ALONE, fusion
 
 
@@ -32,7 +32,7 @@ def asked_again(folder: str | Path) -> Question:
     ]
     return Question(
         graph=graph,
-        cut=BatchCut(Cut(dims, flow.choices)),
+        cuts=Cuts(Cut(dims, flow.choices)),
         batch=batched[0] if batched else 1,
         obstacles=flow.obstacles,
         cluster=plan_folder.read_cluster(folder),

@@ -11,7 +11,7 @@ from rich.text import Text
 from autopar.cost_models.bands import Band, memory_band, step_band
 from autopar.cost_models.provenance import collective_origins, op_origins
 from autopar.cost_models.provenance import summary as counted
-from autopar.nouns.axes import PIPELINE
+from autopar.nouns.axes import PIPELINE, SHARD
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.offload import OFFLOAD
 from autopar.nouns.plan import Plan, RunnerUp
@@ -120,7 +120,8 @@ def _decisions(plan: Plan, cluster: Cluster) -> RenderableType:
 def zero_text(plan: Plan) -> str:
     """``ZeRO 1: optimizer state split over dp_shard``."""
     levels = sorted({stage.zero for stage in plan.stages})
-    return "; ".join(f"ZeRO {zero}: {ZERO[zero]} split over dp_shard" for zero in levels)
+    over = " and ".join(plan.program_mesh.sharing()) or SHARD
+    return "; ".join(f"ZeRO {zero}: {ZERO[zero]} split over {over}" for zero in levels)
 
 
 def offload_text(plan: Plan, cluster: Cluster) -> str:

@@ -3,16 +3,27 @@
 Query heads are made of kv heads ``g`` and the queries ``r`` that share one: h = (g r). An axis that
 splits g gives every rank whole groups. An axis may split r where g is down to one a rank: keys and
 values are then whole there. An axis along sequences splits the queries' rows ``s``, and gathers
-keys and values (Dubey et al. 2024, The Llama 3 herd of models, section 3.3.2).
+keys and values (Dubey et al. 2024, The Llama 3 herd of models, section 3.3.2) or has pieces of them
+that pass around a ring (Liu et al. 2023, Ring attention, section 3), or splits heads (Jacobs et al.
+2023, DeepSpeed Ulysses, section 3): that is a resharding before, and one behind.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from autopar.nouns.graph import Op, Tensor
-from autopar.rules.implementations.table import CAUSAL_ROWS, LOCAL_REPEATS, ROWS
-from autopar.rules.notation import Implemented, Kept, Rule, RuleError, RuleMaker
+from autopar.nouns.graph import DTYPE_BYTES, Op, Tensor
+from autopar.rules.implementations.table import (
+    CAUSAL_RING,
+    CAUSAL_ROWS,
+    LOCAL_REPEATS,
+    RING,
+    ROWS,
+    ZIGZAG_RING,
+    ZIGZAG_ROWS,
+)
+from autopar.rules.notation import Implemented, Internal, Kept, Rule, RuleError, RuleMaker
+from autopar.rules.resharding import SHIFT
 from autopar.rules.terms import text
 
 # The flash backward computes the scores again and then four products, against two forward
@@ -52,11 +63,35 @@ def _attention(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]
         saves=tuple(range(len(operands))),
         saves_results=(0,),
         keeps=(Kept(("b", *heads_kept, "s"), 4),),
-        implementations=(Implemented("s", CAUSAL_ROWS if op.attrs.get("causal") else ROWS),),
+        implementations=_rows(op, operands),
         flop_terms=((2.0 * seen, (*space, "d")), (2.0 * seen, (*space, "e"))),
         backward=FLASH_BACKWARD,
         cost="attention",
     )
+
+
+def _rows(op: Op, operands: tuple[Tensor, ...]) -> tuple[Implemented, ...]:
+    """How queries' rows are split: against gathered keys, or against such as pass by."""
+    causal = op.attrs.get("causal")
+    plain = tuple(
+        Implemented("s", name) for name in ((CAUSAL_ROWS, ZIGZAG_ROWS) if causal else (ROWS,))
+    )
+    key, value = operands[1:3]
+    if op.attrs.get("dropout_p") or (causal and operands[0].shape[2] != key.shape[2]):
+        return plain
+    if any(t.differentiable for t in operands[3:]):
+        return plain
+    # Keys and values both ways, and in backward the sums of their gradients, added up wide.
+    pair, width = ("b", "g", "t"), key.shape[3] + value.shape[3]
+    wide = max(key.dtype, "float32", key=DTYPE_BYTES.__getitem__)
+    moves = (
+        Internal(SHIFT, "forward", pair, width, key.dtype),
+        Internal(SHIFT, "backward", pair, width, key.dtype),
+        Internal(SHIFT, "backward", pair, width, wide),
+    )
+    rings = (CAUSAL_RING, ZIGZAG_RING) if causal else (RING,)
+    # A mask has all of its columns on every rank.
+    return (*plain, *(Implemented("s", name, moves, ("t",), (1, 2)) for name in rings))
 
 
 def _rotary(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:

@@ -7,12 +7,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
-from autopar.nouns.axes import CONTEXT
+from autopar.nouns.axes import SEQUENCES
 from autopar.nouns.graph import Graph
-from autopar.rules.batch import batch_flow, data_choices
+from autopar.nouns.mesh import Mesh
+from autopar.nouns.plan import key
+from autopar.nouns.sharding import Placement
+from autopar.rules.batch import BatchFlow, batch_flow, data_choices
+from autopar.rules.notation import Implemented
 from autopar.rules.pieces import BatchMixed
+from autopar.rules.registry import bind
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,11 +25,15 @@ class Cut:
     """dims:    of each input that is cut the dim.
     choices: what the axes do, by op key; for inputs of blocks a placement, by tensor key.
     apart:   keys of tensors whose pieces do not lie one behind the other (`autopar.rules.pieces`).
+    zigzag:  where rank i of n has pieces i and 2 n - 1 - i of 2 n, so that rows of causal attention
+             are as much work on every rank (Dubey et al. 2024, The Llama 3 herd of models, section
+             3.3.2): by tensor key the dim that lies so; None: pieces are contiguous.
     """
 
     dims: Mapping[str, int]
     choices: Mapping[str, str]
     apart: frozenset[str] = frozenset()
+    zigzag: Mapping[str, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +48,30 @@ class BatchCut:
         """See `Cut.apart`."""
         return self.sequences.apart if self.sequences is not None else frozenset()
 
+    @property
+    def zigzag(self) -> Mapping[str, int] | None:
+        """See `Cut.zigzag`."""
+        return self.sequences.zigzag if self.sequences is not None else None
+
     def on(self, axis: str) -> Cut:
         """Of an axis that splits the batch, or of microbatches."""
-        if axis != CONTEXT:
+        if axis not in SEQUENCES:
             return self.samples
         assert self.sequences is not None, "the sequences of this batch were not followed"
         return self.sequences
+
+
+@dataclass(frozen=True, slots=True)
+class Cuts:
+    """How a batch is cut on meshes of any number of ranks to a sequence; ``along``: by that number,
+    where there may be several."""
+
+    samples: Cut
+    along: Mapping[int, Cut] = field(default_factory=dict)
+
+    def of(self, mesh: Mesh) -> BatchCut:
+        """On one mesh."""
+        return BatchCut(self.samples, self.along.get(mesh.ways(SEQUENCES)))
 
 
 def batch_cut(graph: Graph, batch_dims: Mapping[str, int], cp: int = 1) -> BatchCut:
@@ -71,8 +98,42 @@ def _along(graph: Graph, batch_dims: Mapping[str, int], cp: int) -> Cut:
             f"{cp} ranks do not divide the {length} tokens of {name}: cp may be "
             f"{', '.join(fitting)}"
         )
-    flow = batch_flow(graph, dims, cp)
+    if length % (2 * cp) == 0 and (zigzag := _in_zigzag(graph, dims, cp)):
+        return zigzag
+    return _cut(batch_flow(graph, dims, cp), dims)
+
+
+def _cut(flow: BatchFlow, dims: Mapping[str, int]) -> Cut:
     return Cut({n: d for n, d in dims.items() if n not in flow.whole}, flow.choices, flow.apart)
+
+
+def _in_zigzag(graph: Graph, dims: Mapping[str, int], cp: int) -> Cut | None:
+    """The cut into 2 ``cp`` pieces, two a rank; None where no op gains or one cannot be so."""
+    try:
+        flow = batch_flow(graph, dims, 2 * cp)
+    except BatchMixed:
+        return None
+    choices = dict(flow.choices)
+    gains = False
+    for name, part in ((None, graph), *((n, block.body) for n, block in graph.blocks.items())):
+        for op in part.ops:
+            usual = "" if op.kind == "block" else choices[key(name, op.name)]
+            rule = bind(op, part.tensors).rule if usual else None
+            if rule is None or (implemented := rule.implemented(usual)) is None:
+                continue
+            balanced = [e for e in rule.implementations if _balances(e, usual)]
+            if balanced:
+                choices[key(name, op.name)], gains = balanced[0].choice, True
+            elif implemented.row.lie == "contiguous":
+                return None
+    held = {n: Placement.parse(text) for n, text in flow.tensors.items()}
+    at = {n: placed.dim for n, placed in held.items() if placed.kind == "S"}
+    return replace(_cut(flow, dims), choices=choices, zigzag=at) if gains else None
+
+
+def _balances(implemented: Implemented, factor: str) -> bool:
+    of = (implemented.factor, implemented.row.lie, implemented.also)
+    return of == (factor, "zigzag", ())
 
 
 def sequence_dims(graph: Graph, batch_dims: Mapping[str, int]) -> dict[str, int]:

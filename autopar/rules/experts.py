@@ -1,7 +1,9 @@
 """The experts of a layer: every token goes through the few that its route names.
 
 A token needs nobody else's, so any axis may split tokens; the matrices of all experts are then
-whole there, with gradients that are partial sums. The width between the two products may be split
+whole there, with gradients that are partial sums. An axis may split experts, whose results for all
+tokens are shares of the sum, or tokens and experts at once: routes then travel to their experts and
+back (Lepikhin et al. 2021, GShard, section 3.2). The width between the two products may be split
 where that cuts the stored matrices into contiguous pieces: where no gate shares the first one, or
 gate and gated values take turns in it. Then the result is a sum over the pieces, to which a bias
 behind the second product would be added too often.
@@ -10,10 +12,12 @@ behind the second product would be added too often.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
 from autopar.nouns.graph import DTYPE_BYTES, Op, Tensor
 from autopar.rules.elementwise import ELEMENTWISE
-from autopar.rules.notation import Kept, Rule, RuleMaker
+from autopar.rules.implementations.table import DISPATCH, HELD_EXPERTS
+from autopar.rules.notation import Implemented, Internal, Kept, Rule, RuleMaker
 from autopar.rules.terms import text
 
 INTEGER = 8
@@ -27,22 +31,34 @@ def _experts(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) 
     sliced = reads != "halves" and not bias
     inner = "f+" if sliced else "f!"
     wide = {"all": inner, "pairs": f"({inner} p=2!)" if sliced else "g!", "halves": "g!"}[reads]
-    up, down = ["e!", wide, "d!"], ["e!", "d!", inner]
+    up, down = ["e+", wide, "d!"], ["e+", "d!", inner]
     if op.attrs["transposed"]:
-        up, down = ["e!", "d!", wide], ["e!", inner, "d!"]
+        up, down = ["e+", "d!", wide], ["e+", inner, "d!"]
     terms = [["n", "d!"], ["n", "k!"], ["n", "k!"], up, down]
     if bias:
-        terms += [["e!", wide], ["e!", "d!"]]
+        terms += [["e+", wide], ["e+", "d!"]]
     between = {"all": ("f",), "pairs": ("f", "p") if sliced else ("g",), "halves": ("g",)}[reads]
     return Rule(
         text(terms, [["n", "d!"]]),
         saves=(3, 4),
         keeps=_kept(op, operands, between),
+        implementations=(
+            Implemented("e", HELD_EXPERTS),
+            Implemented("n", DISPATCH, _routed(operands[0]), ("e",)),
+        ),
         flop_terms=((2.0, ("n", "k", "d", *between)), (2.0, ("n", "k", "f", "d"))),
         products=(0, 3),
         sides=((("n", "k"), ("e",)), (between, ()), (("d",), ())),
         cost="matmul",
     )
+
+
+def _routed(x: Tensor) -> tuple[Internal, ...]:
+    """Every route of an even share of tokens goes to its expert and comes back, in both ways; how
+    many go to each expert ahead of them."""
+    there: list[Literal["forward", "backward"]] = ["forward", "forward", "backward", "backward"]
+    counts = Internal("all_to_all", "forward", ("e",), 1, "int64", ahead=True)
+    return (counts, *(Internal("all_to_all", way, ("n", "k", "d"), 1, x.dtype) for way in there))
 
 
 def _kept(op: Op, operands: tuple[Tensor, ...], between: tuple[str, ...]) -> tuple[Kept, ...]:

@@ -78,7 +78,9 @@ class Internal(_Hashable):
     """A collective inside an implementation of an op.
 
     The tensor it moves has the extents of ``dims`` (local, after the other axes' splits) times
-    ``count``, in ``dtype``.
+    ``count``, in ``dtype``. A shift is made as often as there are other ranks, all else once.
+    ``ahead``: it goes from axis to axis, the innermost first, and is of what lies behind each: it
+    has those extents for every rank along the axes that are still to come.
     """
 
     kind: str
@@ -86,6 +88,7 @@ class Internal(_Hashable):
     dims: tuple[str, ...]
     count: int
     dtype: str
+    ahead: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +97,17 @@ class Implemented(_Hashable):
 
     name:  of a row of `autopar.rules.implementations.table`.
     moves: its collectives. A factor with some may be absent from the results, which are then whole.
+    also:  factors that the axis splits together with the first one: queries' rows and keys of a
+           ring, tokens and experts of a dispatch. Such a way is chosen by its name, and so is one
+           whose pieces lie in zigzag.
+    of:    the operands whose dims of ``also`` are split, by position; none: all.
     """
 
     factor: str
     name: str
     moves: tuple[Internal, ...] = ()
+    also: tuple[str, ...] = ()
+    of: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         _Hashable.__post_init__(self)
@@ -111,6 +120,16 @@ class Implemented(_Hashable):
     @property
     def row(self) -> Implementation:
         return TABLE[self.name]
+
+    @property
+    def choice(self) -> str:
+        """What a strategy says of an axis that runs the op so."""
+        return self.name if self.also or self.row.lie == "zigzag" else self.factor
+
+    @property
+    def factors(self) -> tuple[str, ...]:
+        """All that the axis splits."""
+        return (self.factor, *self.also)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,13 +183,13 @@ class Rule(_Hashable):
     view: bool = False
     defers: bool = True
 
-    def implemented(self, factor: str) -> Implemented | None:
-        """What takes the plain op's place where an axis splits ``factor``."""
-        return next((each for each in self.implementations if each.factor == factor), None)
+    def implemented(self, choice: str) -> Implemented | None:
+        """What takes the plain op's place where a strategy says ``choice`` of an axis."""
+        return next((each for each in self.implementations if each.choice == choice), None)
 
-    def moves_inside(self, factor: str) -> bool:
-        """Whether an axis that splits ``factor`` makes ranks talk inside the op."""
-        implemented = self.implemented(factor)
+    def moves_inside(self, choice: str) -> bool:
+        """Whether an axis of this choice makes ranks talk inside the op."""
+        implemented = self.implemented(choice)
         return implemented is not None and bool(implemented.moves)
 
     def carries_partial(self, position: int) -> bool:
@@ -215,24 +234,32 @@ class BoundRule:
         """Size of the whole iteration space."""
         return math.prod(f.size for f in self.factors.values())
 
-    def holder(self, result: int, factor: str) -> int | None:
-        """The dim of a result that holds ``factor``; None where no dim does."""
-        return _holder(self.results[result], factor)
+    def splits(self, choice: str) -> tuple[str, ...]:
+        """The factors that an axis of this choice splits; none where it splits nothing."""
+        if choice in self.factors:
+            return (choice,)
+        implemented = self.rule.implemented(choice)
+        return () if implemented is None else implemented.factors
 
-    def operand_holder(self, operand: int, factor: str) -> int | None:
-        """The dim of an operand that holds ``factor``; None where no dim does."""
-        return _holder(self.operands[operand], factor)
+    def holder(self, result: int, choice: str) -> int | None:
+        """The dim of a result that ``choice`` splits; None where it splits none."""
+        return self._holder(self.results[result], choice)
 
-    def leaves_partial(self, factor: str) -> bool:
-        """Whether splitting ``factor`` leaves the gradient of some operand a partial sum."""
-        return any(_holder(operand, factor) is None for operand in self.operands)
+    def operand_holder(self, operand: int, choice: str) -> int | None:
+        """The dim of an operand that ``choice`` splits; None where it splits none."""
+        implemented = None if choice in self.factors else self.rule.implemented(choice)
+        if implemented is not None and implemented.of and operand not in implemented.of:
+            return self._holder(self.operands[operand], implemented.factor)
+        return self._holder(self.operands[operand], choice)
 
+    def leaves_partial(self, choice: str) -> bool:
+        """Whether ``choice`` leaves the gradient of some operand a partial sum."""
+        every = range(len(self.operands))
+        return any(self.operand_holder(operand, choice) is None for operand in every)
 
-def _holder(term: Term, factor: str) -> int | None:
-    for i, dim in enumerate(term):
-        if factor in dim:
-            return i
-    return None
+    def _holder(self, term: Term, choice: str) -> int | None:
+        places = ((i, f) for f in self.splits(choice) for i, dim in enumerate(term) if f in dim)
+        return next((i for i, _ in places), None)
 
 
 class RuleError(UserError, ValueError):
@@ -269,6 +296,7 @@ def told_apart(rule: Rule) -> Rule:
             replace(
                 each,
                 factor=of(each.factor),
+                also=tuple(map(of, each.also)),
                 moves=tuple(replace(m, dims=tuple(map(of, m.dims))) for m in each.moves),
             )
             for each in rule.implementations

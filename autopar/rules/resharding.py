@@ -60,6 +60,8 @@ TRANSITIONS: dict[tuple[str, str], tuple[str, str]] = {
     ("D", "R"): (NONE, KEEP_FIRST),
     ("D", "P"): (KEEP_FIRST, KEEP_FIRST),
 }
+SHIFT = "shift"
+"""Inside an op alone: what each rank of n sends to the next one, n - 1 times."""
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
 

@@ -5,6 +5,7 @@ A *choice* says what one axis does to one op:
 ==========  ===============================================================================
 ``""``      nothing: every rank of the axis computes the whole op
 ``"f"``     the axis splits factor ``f``
+``"ring"``  the op runs by an implementation that splits several factors at once, by its name
 ``"D"``     nothing in the forward pass; the gradients of results and operands stay partial
             sums (a derivative is linear in the gradient; a hand-written one may not be, and
             then there is no such choice)
@@ -17,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from autopar.nouns.axes import CONTEXT, Role
+from autopar.nouns.axes import REPLICATE, SHARD, TABLE, Role
 from autopar.nouns.graph import Op, Tensor
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.sharding import DEFERRED, PARTIAL, WHOLE, Placement, Sharding, split
@@ -62,7 +63,30 @@ class Strategy:
 
 def restricted(rule: Rule) -> frozenset[str]:
     """Factors that no axis splits for which a plan may choose."""
-    return frozenset(e.factor for e in rule.implementations if Role.OPS not in e.row.roles)
+    return frozenset(
+        e.factor for e in rule.implementations if Role.OPS not in e.row.roles and not e.also
+    )
+
+
+def alternatives(bound: BoundRule, axis: str, usual: str, samples: str) -> tuple[str, ...]:
+    """What an axis may do to an op in place of what follows from how the batch flows, ``usual``.
+
+    Implementations that split more than the same factor may take its place. Where sequences are
+    split by an implementation so may any factor but the one of ``samples``: heads in the place of
+    rows; and where samples are, what is split beside them: experts in the place of tokens. On axes
+    of data parallelism there is nothing to choose.
+    """
+    rule, role = bound.rule, TABLE[axis].role
+    known, (factor, *_) = rule.implemented(usual), bound.splits(usual) or ("",)
+    alike = [e for e in rule.implementations if e.also and e.factor == factor]
+    if axis in (REPLICATE, SHARD) or (not alike and not known):
+        return ()
+    lie = known.row.lie if known else "anyhow"
+    beside = [e.choice for e in alike if role in e.row.roles and e.row.lie in (lie, "anyhow")]
+    if role is Role.SEQUENCES and factor in restricted(rule):
+        others = [f for f, of in bound.factors.items() if of.kind == "parallel" and of.size > 1]
+        return (*beside, *(f for f in others if f not in (factor, samples)))
+    return (*beside, *dict.fromkeys(f for e in alike for f in e.also if rule.implemented(f)))
 
 
 def choices(
@@ -79,12 +103,22 @@ def choices(
     """
     taken = taken or {}
     split = [f for f in bound.factors if _may_split(bound, f, axis_size, taken, apart)]
-    allowed = [NOTHING, *split]
+    together = [
+        each.choice
+        for each in bound.rule.implementations
+        if each.choice != each.factor
+        and all(_divides(bound, f, axis_size, taken) for f in each.factors)
+    ]
+    allowed = [NOTHING, *split, *together]
     if differentiable and bound.rule.defers:
         allowed.append(DEFER)
         if bound.rule.linear:
             allowed.append(PASS_PARTIAL)
     return allowed
+
+
+def _divides(bound: BoundRule, name: str, ways: int, taken: Mapping[str, int]) -> bool:
+    return bound.factors[name].size % (taken.get(name, 1) * ways) == 0
 
 
 def _may_split(
@@ -133,11 +167,12 @@ def strategies(
     bound: BoundRule,
     mesh: Mesh,
     differentiable: bool,
-    pinned: Mapping[str, str] | None = None,
+    pinned: Mapping[str, Sequence[str]] | None = None,
 ) -> list[Strategy]:
-    """Every legal strategy on ``mesh``; ``pinned`` fixes the choice of some axes.
+    """Every legal strategy on ``mesh``; ``pinned`` leaves some axes these choices alone, of which
+    the first follows from how the batch flows.
 
-    Empty where a pinned choice is not legal for the op.
+    Empty where no pinned choice is legal for the op.
     """
     pinned = pinned or {}
     partial: list[tuple[tuple[tuple[str, str], ...], dict[str, int]]] = [((), {})]
@@ -146,16 +181,33 @@ def strategies(
             continue
         grown = []
         for chosen, taken in partial:
-            open_to = choices(bound, size, differentiable, taken, axis == CONTEXT)
-            for choice in open_to:
-                if axis in pinned and choice != pinned[axis]:
-                    continue
+            for choice in _open_to(bound, axis, size, differentiable, taken, pinned.get(axis)):
                 now = dict(taken)
-                if choice in bound.factors:
-                    now[choice] = now.get(choice, 1) * size
+                for factor in bound.splits(choice):
+                    now[factor] = now.get(factor, 1) * size
                 grown.append(((*chosen, (axis, choice)), now))
         partial = grown
     return [Strategy(tuple((a, c) for a, c in chosen if c)) for chosen, _ in partial]
+
+
+def _open_to(
+    bound: BoundRule,
+    axis: str,
+    ways: int,
+    differentiable: bool,
+    taken: Mapping[str, int],
+    pinned: Sequence[str] | None,
+) -> list[str]:
+    """The choices of one axis; pinned ones in their order."""
+    role = TABLE[axis].role if axis in TABLE else Role.SAMPLES
+    legal = choices(bound, ways, differentiable, taken)
+    if pinned is None:
+        named = {e.choice: e.row.roles for e in bound.rule.implementations if e.choice != e.factor}
+        return [c for c in legal if role in named.get(c, (role,))]
+    if role is Role.SEQUENCES:  # what the batch's flow says stands for pieces here and there, too
+        usual = choices(bound, ways, differentiable, taken, apart=True)
+        return [c for i, c in enumerate(pinned) if c in (legal if i else usual)]
+    return [c for c in pinned if c in legal]
 
 
 def shardings(
@@ -214,8 +266,9 @@ def result_placement(bound: BoundRule, term: Term, choice: str, differentiable: 
         return PARTIAL
     if choice == DEFER:
         return DEFERRED if differentiable else WHOLE
+    factors = bound.splits(choice)
     for i, dim in enumerate(term):
-        if choice in dim:
+        if any(f in dim for f in factors):
             return split(i)
     # A factor that a special implementation resolves inside leaves the result whole.
-    return PARTIAL if bound.factors[choice].kind == "summed" else WHOLE
+    return PARTIAL if any(bound.factors[f].kind == "summed" for f in factors) else WHOLE

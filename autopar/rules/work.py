@@ -145,13 +145,13 @@ def extents(bound: BoundRule, strategy: Strategy, mesh: Mesh) -> dict[str, int]:
     """The extent of every factor on the rank that has the largest pieces."""
     local = {name: factor.size for name, factor in bound.factors.items()}
     for axis, choice in strategy.choices:
-        if choice in local:
-            local[choice] = -(-local[choice] // mesh.size(axis))
+        for name in bound.splits(choice):
+            local[name] = -(-local[name] // mesh.size(axis))
     return local
 
 
 def split_ways(strategy: Strategy, mesh: Mesh) -> dict[str, int]:
-    """How many ways each factor is split."""
+    """How many ways each choice splits what it does."""
     ways: dict[str, int] = {}
     for axis, choice in strategy.choices:
         ways[choice] = ways.get(choice, 1) * mesh.size(axis)
@@ -180,8 +180,8 @@ def flops(
 
 
 def most_work(rule: Rule, ways: Mapping[str, int]) -> float:
-    """What the rank that has most does of an op, times an equal share. ``ways``: by factor."""
-    split = ((each, ways.get(each.factor, 1)) for each in rule.implementations)
+    """What the rank that has most does of an op, times an equal share. ``ways``: by choice."""
+    split = ((each, ways.get(each.choice, 1)) for each in rule.implementations)
     return math.prod(each.row.work(n) for each, n in split if n > 1)
 
 
@@ -212,8 +212,7 @@ def bytes_moved(
     if not any(out) or not any(into):
         return forward, 0.0
     saved = sum(operands[i] for i in moves.saved) + sum(results[i] for i in moves.saved_results)
-    local = extents(bound, strategy, mesh)
-    kept = sum(kept_bytes(bound, local))
+    kept = sum(kept_bytes(bound, strategy, mesh))
     arriving = sum(results[i] for i in moves.arriving)
     leaving = sum(operands[i] for i in moves.leaving)
     return forward + kept, float(saved + kept + arriving + leaving)
@@ -231,16 +230,25 @@ def _alone(op: Op, bound: BoundRule, into: Flags, out: Flags) -> Moves:
     )
 
 
-def kept_bytes(bound: BoundRule, local: Mapping[str, int]) -> list[int]:
+def kept_bytes(
+    bound: BoundRule, strategy: Strategy = WHOLE_OP, mesh: Mesh = ONE_DEVICE
+) -> list[int]:
     """Bytes of each tensor that the op makes and keeps for its backward pass.
 
-    ``local`` are the factors' `extents`; ``...`` in a rule's `Kept` stands for all dims of its
-    ellipsis.
+    ``...`` in a rule's `Kept` stands for all dims of its ellipsis.
     """
+    local, share = extents(bound, strategy, mesh), kept_share(bound.rule, strategy, mesh)
     return [
-        math.prod(local[f] for f in factor_names(bound, kept.dims)) * kept.itemsize
+        round(math.prod(local[f] for f in factor_names(bound, kept.dims)) * kept.itemsize * share)
         for kept in bound.rule.keeps
     ]
+
+
+def kept_share(rule: Rule, strategy: Strategy, mesh: Mesh) -> float:
+    """Of what an op makes for its backward, as its pieces would have it, what it makes."""
+    ways = split_ways(strategy, mesh) if rule.implementations else {}
+    split = ((each.row, ways.get(each.choice, 1)) for each in rule.implementations)
+    return math.prod(row.keeps(n) for row, n in split if n > 1)
 
 
 def factor_names(bound: BoundRule, dims: tuple[str, ...]) -> tuple[str, ...]:

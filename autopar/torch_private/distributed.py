@@ -1,12 +1,14 @@
 """Groups of processes, FSDP2, and devices that are not there."""
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import _resolve_process_group  # type: ignore[attr-defined]
 from torch.distributed.fsdp import FSDPModule
+from torch.nn.parallel import DistributedDataParallel
 
 resolve_group = _resolve_process_group  # a process group by its name
 
@@ -15,6 +17,13 @@ def fsdp_post_backward(root: FSDPModule) -> None:
     """What FSDP2 does when a backward has ended (reduce, reshard, wait), as its flags say now: a
     backward in two parts has no end that its hooks see."""
     root._get_fsdp_state()._root_post_backward_final_callback()
+
+
+def ddp_ignores(model: nn.Module, names: Sequence[str]) -> None:
+    """DistributedDataParallel leaves these parameters of ``model`` as they are."""
+    names = [name if "." in name else f".{name}" for name in names]  # as it calls them
+    ignores = DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
+    ignores(model, names)  # type: ignore[no-untyped-call]
 
 
 def sharded_over(mesh: DeviceMesh) -> Any:
@@ -66,3 +75,17 @@ def python_device(name: str, module: Any, lost: Callable[[BaseException], None])
             return super().type_()  # type: ignore[no-untyped-call]
 
     _setup_privateuseone_for_python_backend(name, module, device_guard=Guard())
+
+
+def context_parallel(gathers: bool) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """torch's own ring attention, forward and backward, by any kernel; balanced, in zigzag order.
+
+    ``gathers``: keys and values come by one all-gather, which is its default; else around the ring.
+    Sets this for all of the process.
+    """
+    from torch.distributed.tensor.experimental._context_parallel import _attention as own
+
+    method = own._RotateMethod.ALL_GATHER if gathers else own._RotateMethod.ALL_TO_ALL
+    own._cp_options.enable_load_balance = True
+    own._cp_options.rotate_method = method
+    return own._templated_ring_attention, own._templated_ring_attention_backward

@@ -10,6 +10,11 @@ norms_of_all = torch._foreach_norm  # the norms of many tensors in few kernels
 softmax = torch.ops.aten._softmax.default  # what F.softmax is below autograd
 log_softmax = torch.ops.aten._log_softmax.default  # and F.log_softmax
 to_copy = torch.ops.aten._to_copy.default  # what x.to(dtype) is below autograd
+# Attention that gives its scores' log-sum-exp too, and its gradient from one.
+flash_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+flash_cpu_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+flash_forward = torch.ops.aten._scaled_dot_product_flash_attention.default  # on CUDA
+flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_backward.default
 scale_all = torch._foreach_mul_  # many tensors times one number, in few kernels, in place
 
 

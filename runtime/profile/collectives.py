@@ -102,7 +102,7 @@ class Unit:
     and their gradients adds to a step, the copies in and out of buffers included."""
 
     def __init__(self, mesh: Ranks, size_bytes: int, device: torch.device) -> None:
-        axis = mesh.device_mesh((AXIS,))
+        axis = mesh.device_mesh([(AXIS,)])
         width = 256
         rows = size_bytes // 4 // width // _LAYERS
         # Enough rows to compute for a while: ranks then come to a collective a little apart.

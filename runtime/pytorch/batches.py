@@ -40,8 +40,8 @@ def cut_batch(batch: Batch, ranks: Ranks, settings: Settings) -> Sequence[dict[s
     """
     if isinstance(batch, CutBatch):
         return list(batch.microbatches)
-    micro, width = settings.microbatches, ranks.size(*ranks.data_axes)
-    place = ranks.index(*ranks.data_axes)
+    micro, width = settings.microbatches, ranks.size(*ranks.sample_axes)
+    place = ranks.index(*ranks.sample_axes)
     pieces: list[dict[str, Any]] = [{} for _ in range(micro)]
     for name, value in batch.items():
         if not isinstance(value, torch.Tensor) or name in settings.whole_inputs:

@@ -13,20 +13,23 @@ call                                               forward             backward
 ``shard(x, dim, axis, backward="all_gather")``     keep the own piece  all_gather
 ``shard(x, dim, axis, backward="pad")``            keep the own piece  pad with zeros
 ``all_to_all(x, split, concat, axis)``             all_to_all          all_to_all
+``exchange_rows(x, sent, received, axis, ...)``    all_to_all          all_to_all
 ``pad(x, dim, size, axis)``                        zeros around        keep the own piece
 ``keep_first(x, axis)``                            zeros past rank 0   nothing
 ``keep_first(x, axis, backward="keep_first")``     zeros past rank 0   zeros past rank 0
 ``whole(x, axis)``                                 nothing             zeros past rank 0
 =================================================  ==================  ==================
 
-``pad`` and ``shard(..., backward="pad")`` take uneven pieces too; the others need a dim that the
-axis divides. Every collective is waited for where it is issued.
+``exchange_rows``, ``pad`` and ``shard(..., backward="pad")`` take uneven pieces too; the others
+need a dim that the axis divides. Every collective is waited for where it is issued. With
+``order="zigzag"`` pieces lie as `autopar.runtime.pytorch.zigzag` has them; ``all_to_all`` takes the
+dim of which that is so.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -35,6 +38,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from autopar.runtime.pytorch import transport
+from autopar.runtime.pytorch.zigzag import among_zeros, from_gathered, own_zigzag, to_zigzag
 
 
 def all_reduce(x: Tensor, axis: str) -> Tensor:
@@ -49,34 +53,56 @@ def copy_to(x: Tensor, axis: str) -> Tensor:
     return _apply(_CopyTo, x, axis)
 
 
-def reduce_scatter(x: Tensor, dim: int, axis: str) -> Tensor:
+def reduce_scatter(x: Tensor, dim: int, axis: str, order: str = "contiguous") -> Tensor:
     """The sum of ``x`` over ``axis``, of which each rank keeps its piece of ``dim``."""
     if x.dtype is torch.bool:
-        return reduce_scatter(x.to(torch.uint8), dim, axis).bool()
+        return reduce_scatter(x.to(torch.uint8), dim, axis, order).bool()
+    x = to_zigzag(x, dim, transport.size(axis)) if order == "zigzag" else x
     return _apply(_ReduceScatter, x, dim, axis)
 
 
-def gather(x: Tensor, dim: int, axis: str, backward: str = "none") -> Tensor:
+def gather(
+    x: Tensor, dim: int, axis: str, backward: str = "none", order: str = "contiguous"
+) -> Tensor:
     """The pieces of ``dim`` put together. ``backward`` is ``slice`` where the gradient is whole on
     every rank, ``reduce_scatter`` where each rank has a part of it, ``none`` without gradient."""
-    return _apply(_GatherPart if backward == "reduce_scatter" else _Gather, x, dim, axis)
+    x = _apply(_GatherPart if backward == "reduce_scatter" else _Gather, x, dim, axis)
+    return from_gathered(x, dim, transport.size(axis)) if order == "zigzag" else x
 
 
-def shard(x: Tensor, dim: int, axis: str, backward: str = "none") -> Tensor:
+def shard(
+    x: Tensor, dim: int, axis: str, backward: str = "none", order: str = "contiguous"
+) -> Tensor:
     """This rank's piece of ``dim``. ``backward`` is ``all_gather`` where every rank wants the whole
     gradient, ``pad`` where a partial sum of it is enough, ``none`` without gradient."""
+    ways = transport.size(axis)
     if backward == "all_gather":
-        return _apply(_Shard, x, dim, axis)
+        return _apply(_Shard, to_zigzag(x, dim, ways) if order == "zigzag" else x, dim, axis)
+    if order == "zigzag":
+        return own_zigzag(x, dim, transport.index(axis), ways)
     return own_piece(x, dim, axis)
 
 
-def all_to_all(x: Tensor, split: int, concat: int, axis: str) -> Tensor:
-    """``x`` is split along ``concat`` on entry and along ``split`` on exit."""
-    return _apply(_AllToAll, x, split, concat, axis)
+def all_to_all(x: Tensor, split: int, concat: int, axis: str, zigzag: int | None = None) -> Tensor:
+    """``x`` is split along ``concat`` on entry and along ``split`` on exit, one of which may lie in
+    ``zigzag``."""
+    ways = transport.size(axis)
+    x = to_zigzag(x, split, ways) if zigzag == split else x
+    x = _apply(_AllToAll, x, split, concat, axis)
+    return from_gathered(x, concat, ways) if zigzag == concat else x
 
 
-def pad(x: Tensor, dim: int, size: int, axis: str) -> Tensor:
+def exchange_rows(
+    x: Tensor, sent: Sequence[int], received: Sequence[int], axis: str, counted: int
+) -> Tensor:
+    """Rows of x by `transport.all_to_all_rows`; gradients travel the same way back."""
+    return _apply(_Rows, x, sent, received, axis, counted)
+
+
+def pad(x: Tensor, dim: int, size: int, axis: str, order: str = "contiguous") -> Tensor:
     """This rank's piece of ``dim`` with zeros where the others' are: a partial sum of ``size``."""
+    if order == "zigzag":
+        return among_zeros(x, dim, transport.index(axis), transport.size(axis))
     start, stop = piece(size, axis)
     around = (x.dim() - 1 - dim) * (0, 0)
     return F.pad(x, (*around, start, size - stop))
@@ -177,6 +203,16 @@ def _all_reduce(x: Tensor, axis: str) -> Tensor:
     return transport.all_reduce(x, axis)
 
 
+def _rows(x: Tensor, *where: Any) -> Tensor:
+    return transport.all_to_all_rows(x, *where)
+
+
+def _rows_back(
+    x: Tensor, sent: Sequence[int], received: Sequence[int], axis: str, counted: int
+) -> Tensor:
+    return transport.all_to_all_rows(x, received, sent, axis, counted)
+
+
 def _all_to_all_back(x: Tensor, split: int, concat: int, axis: str) -> Tensor:
     return all_to_all_dims(x, concat, split, axis)
 
@@ -188,6 +224,7 @@ _Gather = _row(all_gather_dim, own_piece)
 _GatherPart = _row(all_gather_dim, reduce_scatter_dim)
 _Shard = _row(own_piece, all_gather_dim)
 _AllToAll = _row(all_to_all_dims, _all_to_all_back)
+_Rows = _row(_rows, _rows_back)
 _KeepFirst = _row(_on_first, lambda grad, axis: grad)
 _KeepFirstBoth = _row(_on_first, _on_first)
 _Whole = _row(_same, _on_first)

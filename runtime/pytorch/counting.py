@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from autopar.lowering.collectives import Row
 from autopar.nouns.axes import PIPELINE
+from autopar.runtime.pytorch import transport
 from autopar.runtime.pytorch.ranks import Ranks
 from autopar.torch_private.distributed import resolve_group
 from autopar.torch_private.modes import TorchDispatchMode
@@ -95,8 +96,20 @@ class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise NotImplementedError(f"a collective that is not counted: {name}")
         kind, side = _OPS[name]
         group = _group(func, args, kwargs)
-        size = _bytes(args[int(side[0])]) * (group.size() if side.endswith("xN") else 1)
+        size = transport.counted_bytes()
+        if size is None:
+            kind = "shift" if kind == "all_to_all" and _to_one_alone(func, args) else kind
+            size = _bytes(args[int(side[0])]) * (group.size() if side.endswith("xN") else 1)
         self._counts[kind, self._ranks.axes_of(group), size] += 1
+
+
+def _to_one_alone(func: Any, args: Any) -> bool:
+    """Whether a functional all_to_all sends to one rank at most, as `transport.begin_shift`."""
+    names = [argument.name for argument in schema_of(func).arguments]
+    if "input_split_sizes" not in names or func.namespace != "_c10d_functional":
+        return False
+    sizes = args[names.index("input_split_sizes")]
+    return len(sizes) > 1 and sum(size != 0 for size in sizes) <= 1
 
 
 def _group(func: Any, args: Any, kwargs: Mapping[str, Any]) -> dist.ProcessGroup:

@@ -17,7 +17,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from autopar.nouns.axes import CONTEXT, SAMPLES
+from autopar.nouns.axes import SAMPLES, SEQUENCES
 from autopar.nouns.batch import BatchEntry
 from autopar.nouns.mesh import Mesh
 from autopar.runtime.pytorch import ranks
@@ -133,7 +133,7 @@ def _piece(
             ways *= mesh.size(axis)
         shape = (shape[0] // ways, *shape[1:])
     if entry.name in settings.sequences:
-        shape = (shape[0], shape[1] // mesh.size(CONTEXT), *shape[2:])
+        shape = (shape[0], shape[1] // mesh.ways(SEQUENCES), *shape[2:])
     if dtype is not None and kind is torch.float32:
         kind = dtype
     return torch.empty(shape, dtype=kind, device="meta")

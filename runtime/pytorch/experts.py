@@ -9,6 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from autopar.runtime.pytorch.accelerators import multiplies_groups
+from autopar.runtime.pytorch.dispatch import Axes, inverse, routes_of
+from autopar.runtime.shared.settings import ProgramError
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -24,6 +26,8 @@ def experts(
     gate: Callable[..., Tensor],
     reads: str = "halves",
     transposed: bool = False,
+    held: Axes = (),
+    dispatch: Axes = (),
 ) -> Tensor:
     """``sum_k weights[n, k] * (gate(x[n] up[e]^T + up_bias[e]) down[e]^T + down_bias[e])`` for
     each token n, with ``e = index[n, k]``.
@@ -35,21 +39,48 @@ def experts(
                 called with the whole; with "halves" (g = 2 f) with its two halves, with "pairs"
                 with its even and its odd entries. It may compute in a wider dtype.
     transposed: matrices are up [e, d, g] and down [e, f, d].
+    held:       axes that split the experts while tokens are whole: matrices and biases are this
+                rank's piece, and so is the result, of a sum over ``held``: routes to the others'
+                experts are zeros in it, and nothing is computed for them. The gradients of x and
+                weights are partial sums likewise.
+    dispatch:   axes that split both: x, index and weights are this rank's own tokens, matrices and
+                biases its piece of the experts, whose numbers in ``index`` are those of the whole.
+                Rows go to their experts' ranks and back (`autopar.runtime.pytorch.dispatch`), and
+                every rank calls, in backward too, even without tokens or rows.
+
+    Where several axes split experts, the mesh's outermost cuts first. An axis may split f beside
+    them (with "halves" each half apart, so that a piece has a gate and what it gates): the result
+    is then a sum over it too, for which ``down_bias`` must be None.
+
+    What a block recomputes sends the same rows as long as ``index`` is the same: it is an input
+    here, and who makes it again must make it alike (`recompute`'s ``keep_routes``).
 
     Tokens are put in order of their experts, each of which multiplies its own in one product. All
     matrices get a gradient, of zeros where no token came: ranks add up their gradients, and what is
     not used on one may be on another.
     """
-    flat = index.reshape(-1)
-    order = flat.argsort(stable=True)
-    rows = flat.new_zeros(up.shape[0]).scatter_add(0, flat, torch.ones_like(flat))
-    h = _products(x[order // index.shape[1]], rows, up, up_bias, transposed)
+    _check_pieces(up, down, up_bias, down_bias)
+    routes = routes_of(index, len(up), held, dispatch)
+    h = routes.to_experts(x[routes.chosen // index.shape[1]])
+    h = _products(h, routes.rows, up, up_bias, transposed)
     h = gate(*_parts(h, reads)).to(x.dtype)
-    h = _products(h, rows, down, down_bias, transposed)
-    h = h * weights.reshape(-1)[order].unsqueeze(-1)
-    place = torch.empty_like(order)
-    place[order] = torch.arange(len(order), device=order.device)
-    return h[place].view(*index.shape, h.shape[1]).sum(1).to(x.dtype)
+    h = _products(h, routes.rows, down, down_bias, transposed)
+    h = routes.to_tokens(h) * weights.reshape(-1)[routes.chosen].unsqueeze(-1)
+    if routes.whole:
+        h = h.index_select(0, inverse(routes.chosen))
+    else:  # zeros where a route is another rank's
+        h = h.new_zeros(index.numel(), h.shape[1]).index_copy(0, routes.chosen, h)
+    return h.view(*index.shape, h.shape[1]).sum(1).to(x.dtype)
+
+
+def _check_pieces(up: Tensor, down: Tensor, *biases: Tensor | None) -> None:
+    """Raises `ProgramError` where not all are of the same experts."""
+    numbers = [len(t) for t in (up, down, *biases) if t is not None]
+    if len(set(numbers)) > 1:
+        raise ProgramError(
+            f"experts: matrices and biases are of {numbers} experts: where an axis splits experts, "
+            "it splits dim 0 of all of them"
+        )
 
 
 def _parts(h: Tensor, reads: str) -> Sequence[Tensor]:

@@ -68,7 +68,7 @@ def initialize(
 def seed_draws(workload: Workload, ranks: Ranks) -> None:
     """Ranks that compute on the same samples draw the same numbers from now on, others draw other
     ones."""
-    torch.manual_seed(workload.seed + 1 + ranks.index(*ranks.data_axes))
+    torch.manual_seed(workload.seed + 1 + ranks.index(*ranks.sample_axes))
 
 
 def _short(error: Exception) -> str:

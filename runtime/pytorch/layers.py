@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -54,27 +54,46 @@ def attention(
     dropout: float = 0.0,
     axis: str | Sequence[str] = (),
     rows: str | Sequence[str] = (),
+    order: str = "contiguous",
 ) -> Tensor:
     """``softmax(q k^T * scale + mask) v``: q [b, h, s, d], k and v [b, g, t, d], h = g * r.
 
     A boolean mask is true where a query may look, a float one is added; ``scale`` is by default
     ``1 / sqrt(d)``. Ranks along ``axis`` have pieces, and drop scores of their own. Of ranks along
-    ``rows`` each has a piece of the queries, one behind the other: a causal mask shows them the
-    keys up to their own places in the whole sequence.
+    ``rows`` each has a piece of the queries, one behind the other or in zigzag ``order``: a causal
+    mask shows them the keys up to their own places in the whole sequence.
     """
     if mask is not None and mask.dtype is not torch.bool:
         mask = mask.to(q.dtype)
-    if causal and (rows or mask is not None):
-        axes = (rows,) if isinstance(rows, str) else rows
-        first = q.shape[2] * ranks.current().index(*axes) if rows else 0
-        k, v = k[:, :, : first + q.shape[2]], v[:, :, : first + q.shape[2]]
-        mask, causal = _seen_from(first, q.shape[2], k.shape[2], q.device, mask), False
-    attend = partial(
+    attend: Callable[..., Tensor] = partial(
         F.scaled_dot_product_attention, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
     )
     if dropout and axis:
-        return drawn_apart(axis, attend, q, k, v, mask, dropout, causal)
-    return attend(q, k, v, mask, dropout, causal)
+        attend = partial(drawn_apart, axis, attend)
+    if not causal or (not rows and mask is None):
+        return attend(q, k, v, mask, dropout, causal)
+    made = []
+    firsts = _first_rows(q.shape[2], rows, order)
+    for i, (part, first) in enumerate(zip(q.chunk(len(firsts), 2), firsts, strict=True)):
+        last = first + part.shape[2]
+        keys, values = k[:, :, :last], v[:, :, :last]
+        hidden = mask
+        if mask is not None and mask.shape[-2:-1] == q.shape[2:3]:
+            hidden = mask.chunk(len(firsts), -2)[i]
+        seen = _seen_from(first, part.shape[2], keys.shape[2], q.device, hidden)
+        made.append(attend(part, keys, values, seen, dropout, False))
+    return made[0] if len(made) == 1 else torch.cat(made, 2)
+
+
+def _first_rows(length: int, rows: str | Sequence[str], order: str) -> list[int]:
+    """Which row of the whole sequence each run of this rank's ``length`` rows begins with."""
+    if not rows:
+        return [0]
+    axes = (rows,) if isinstance(rows, str) else rows
+    rank, ways = ranks.current().index(*axes), ranks.current().mesh.ways(axes)
+    if order == "zigzag":
+        return [rank * length // 2, (2 * ways - 1 - rank) * length // 2]
+    return [rank * length]
 
 
 def _seen_from(

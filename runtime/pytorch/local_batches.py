@@ -22,13 +22,13 @@ NONE = -(2**62)
 def samples_of(batch: LocalBatch, ranks: Ranks) -> tuple[int, int]:
     """(samples of all data ranks, those of the one that has most); a collective call where the
     batch does not say it."""
-    width = ranks.size(*ranks.data_axes)
+    width = ranks.size(*ranks.sample_axes)
     if batch.samples is not None:
         return batch.samples, -(-batch.samples // width)
     if width == 1:
         return batch.rows, batch.rows
     rows = torch.zeros(width, dtype=torch.int64, device=meeting_place())
-    rows[ranks.index(*ranks.data_axes)] = batch.rows
+    rows[ranks.index(*ranks.sample_axes)] = batch.rows
     with not_counted():
         dist.all_reduce(rows, op=dist.ReduceOp.MAX)
     return int(rows.sum()), int(rows.max())
@@ -53,8 +53,8 @@ class LocalComparison:
         bad = [i for i, (a, b) in enumerate(zip(most, least, strict=True)) if a != -b]
         if not bad:
             return bool(asked)
-        width = self.ranks.size(*self.ranks.data_axes)
-        own = (self.ranks.index(*self.ranks.data_axes), self.batch.place, self.batch.rows)
+        width = self.ranks.size(*self.ranks.sample_axes)
+        own = (self.ranks.index(*self.ranks.sample_axes), self.batch.place, self.batch.rows)
         every = [own] * self.ranks.world
         dist.all_gather_object(every, own)
         if any(i >= width for i in bad):
@@ -78,9 +78,9 @@ def _at(place: tuple[int, int]) -> str:
 
 def compare_local(batch: LocalBatch, ranks: Ranks, elsewhere: bool, asked: bool) -> LocalComparison:
     """Starts to compare; ``elsewhere`` and ``asked`` as for `compare_batches`."""
-    width = ranks.size(*ranks.data_axes)
+    width = ranks.size(*ranks.sample_axes)
     own = torch.full((2, width + 1), NONE, dtype=torch.int64)
-    here = ranks.index(*ranks.data_axes)
+    here = ranks.index(*ranks.sample_axes)
     text = digest(batch, elsewhere)
     place = zlib.crc32(repr(batch.place).encode())
     for row, sign in ((0, 1), (1, -1)):

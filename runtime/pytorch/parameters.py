@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from autopar.nouns.axes import SAMPLES
+from autopar.nouns.axes import BATCH
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.sharding import Sharding
 from autopar.runtime.pytorch import ranks
@@ -88,10 +88,10 @@ def Buffer(
 def _declare(shape: tuple[int, ...], sharding: str, dtype: str) -> Declared:
     parsed, axes = Sharding.parse(sharding or "R"), ranks.current().named
     for axis, placement in parsed.placements:
-        if axis in SAMPLES or placement.kind == "P":
+        if placement.kind == "P" or (axis in BATCH and placement.kind != "S"):
             raise ProgramError(
-                f"sharding {sharding!r}: a parameter is S<dim>, R or D on model axes; the data "
-                "axes follow from SETTINGS.zero"
+                f"sharding {sharding!r}: a parameter is S<dim>, R or D on model axes, S<dim> or "
+                "nothing on those of the batch; the rest follows from SETTINGS.zero"
             )
         if axis not in axes:
             raise ProgramError(

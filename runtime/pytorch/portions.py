@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 
-from autopar.nouns.axes import CONTEXT
+from autopar.nouns.axes import SEQUENCES
 from autopar.nouns.batch import BatchEntry
 from autopar.runtime.pytorch.parameters import as_computed
 from autopar.runtime.pytorch.ranks import Ranks
+from autopar.runtime.pytorch.zigzag import own_zigzag
 from autopar.runtime.shared.planned_batch import OtherBatch
 from autopar.runtime.shared.settings import ProgramError, Settings
 
@@ -159,16 +160,21 @@ def own_tokens(name: str, value: Any, ranks: Ranks, settings: Settings) -> Any:
     """Of an entry with sequences, dim 1, the piece of this rank along ``cp``; asked where the rank
     computes, since pieces of a host's memory cannot be copied without a wait. Raises `ProgramError`
     where it does not divide."""
-    width = ranks.size(CONTEXT)
+    width = ranks.size(*SEQUENCES)
     if name not in settings.sequences or width == 1:
         return value
-    if value.shape[1] % width:
+    pieces = 2 * width if settings.order == "zigzag" else width
+    if value.shape[1] % pieces:
         raise ProgramError(
-            f"batch[{name!r}] has shape {list(value.shape)}; dim 1 must divide by the {width} "
-            "ranks of cp: give sequences of the length that was planned for, or plan for these"
+            f"batch[{name!r}] has shape {list(value.shape)}; dim 1 must divide into {pieces} pieces"
+            f" for the {width} ranks of cp: give sequences of the length that was planned for, or "
+            "plan for these"
         )
+    place = ranks.index(*SEQUENCES)
+    if settings.order == "zigzag":
+        return own_zigzag(value, 1, place, width)
     length = value.shape[1] // width
-    return value.narrow(1, ranks.index(CONTEXT) * length, length).contiguous()
+    return value.narrow(1, place * length, length).contiguous()
 
 
 def moved(value: Any, device: torch.device) -> Any:

@@ -220,7 +220,7 @@ def result(
             [p if full else p.narrow(dim, 0, 0) for p, full in zip(parts, rows, strict=True)], dim
         )
         if gather:
-            for axis in reversed(ranks.data_axes):
+            for axis in reversed(ranks.sample_axes):
                 own = _joined(own, dim, ranks.group(axis))
     return _of_stage(own, ranks)
 

@@ -46,6 +46,7 @@ from autopar.runtime.pytorch.own_functions import own_function
 from autopar.runtime.pytorch.parameters import Buffer, Parameter, local
 from autopar.runtime.pytorch.probe import probe
 from autopar.runtime.pytorch.recomputing import recompute
+from autopar.runtime.pytorch.ring_attention import ring_attention
 from autopar.runtime.pytorch.stage import Stage, Value
 from autopar.runtime.pytorch.vocabulary import cross_entropy, embedding
 from autopar.runtime.shared.settings import Settings
@@ -57,6 +58,7 @@ __all__ = [
     "Modules", "Parameter", "RMSNorm", "Settings", "Stage", "Value", "Weights", "all_reduce",
     "all_to_all", "attention", "batch_norm", "carry", "copy_to", "cross_entropy", "ctc_loss",
     "device", "dropout", "embedding", "experts", "gather", "keep_first", "local", "own_function",
-    "pad", "probe", "recompute", "reduce_scatter", "repeat_heads", "rms_norm", "rotary",
+    "pad", "probe", "recompute", "reduce_scatter", "repeat_heads", "ring_attention",
+    "rms_norm", "rotary",
     "scatter_sum", "shard", "whole",
 ]  # fmt: skip

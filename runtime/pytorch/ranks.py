@@ -49,7 +49,7 @@ class Ranks:
             )
         self._groups: dict[tuple[str, ...], dist.ProcessGroup] = {}
         self._along_pipeline: dict[tuple[int, ...], dist.ProcessGroup] = {}
-        self._twins: dict[tuple[str, str], dist.ProcessGroup] = {}
+        self._twins: dict[tuple[tuple[str, ...], str], dist.ProcessGroup] = {}
         self._device_mesh: DeviceMesh | None = None
         for axis in self.mesh.axes:
             self.group(axis)
@@ -76,7 +76,7 @@ class Ranks:
         return place
 
     @property
-    def data_axes(self) -> tuple[str, ...]:
+    def sample_axes(self) -> tuple[str, ...]:
         """Those that split the samples of the batch."""
         return self.mesh.sample_axes
 
@@ -100,13 +100,13 @@ class Ranks:
                 self._groups[key] = own
         return self._groups[key]
 
-    def _twin(self, axis: str, of: str) -> dist.ProcessGroup | None:
-        """A second group of the ranks along ``axis``."""
-        if (axis, of) not in self._twins:
-            ranks = self._own_ranks((axis,))
+    def _twin(self, axes: tuple[str, ...], of: str) -> dist.ProcessGroup | None:
+        """A second group of the ranks along ``axes``."""
+        if (axes, of) not in self._twins:
+            ranks = self._own_ranks(axes)
             made = dist.new_group(ranks, use_local_synchronization=True, group_desc=of)
-            self._twins[axis, of] = made
-        return self._twins[axis, of]
+            self._twins[axes, of] = made
+        return self._twins[axes, of]
 
     def pipeline_group(self, places: tuple[int, ...]) -> dist.ProcessGroup | None:
         """Those of the ranks along ``pp`` that stand at ``places``; None for one place, or where
@@ -131,9 +131,9 @@ class Ranks:
         for key, known in self._groups.items():
             if known.group_name == group.group_name:
                 return "+".join(key)
-        for (axis, _), twin in self._twins.items():
+        for (axes, _), twin in self._twins.items():
             if twin.group_name == group.group_name:
-                return axis
+                return "+".join(axes)
         members = dist.get_process_group_ranks(group)
         if len(members) == self.world:
             return "+".join(self.mesh.axes)
@@ -154,18 +154,20 @@ class Ranks:
             )
         return groups
 
-    def device_mesh(self, axes: Sequence[str], of: str = "") -> DeviceMesh:
-        """A `DeviceMesh` of ``axes`` (in mesh order) on this rank's own groups; on groups of its
-        own with a name ``of`` what it is for, which the ranks along ``axes`` must all ask for."""
-        groups = [self._twin(a, of) if of else self.group(a) for a in axes]
-        ranks = torch.tensor(self._own_ranks(axes)).reshape([self.mesh.size(a) for a in axes])
+    def device_mesh(self, dims: Sequence[tuple[str, ...]], of: str = "") -> DeviceMesh:
+        """A `DeviceMesh` on this rank's own groups, each dim of some axes together, in mesh order;
+        on groups of its own with a name ``of`` what it is for, which all of its ranks must ask
+        for."""
+        dims = [axes for axes in dims if self.size(*axes) > 1]
+        groups = [self._twin(axes, of) if of else self.group(*axes) for axes in dims]
+        ranks = torch.tensor(self._own_ranks([a for axes in dims for a in axes]))
         known = [g for g in groups if g is not None]
         single = len(known) == 1
         return DeviceMesh.from_group(
             known[0] if single else known,
             self.device.type,
-            mesh=ranks if not single else None,
-            mesh_dim_names=tuple(axes),
+            mesh=ranks.reshape([self.size(*axes) for axes in dims]) if not single else None,
+            mesh_dim_names=tuple("_".join(axes) for axes in dims),
         )
 
     def _own_ranks(self, axes: Sequence[str]) -> list[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
@@ -18,6 +18,7 @@ from torch.utils.checkpoint import (
 
 from autopar.nouns import costly
 from autopar.nouns.recompute import COMPUTE, FULL, SELECTIVE
+from autopar.runtime.pytorch import ring_results
 from autopar.torch_private.modules import buffers_of
 from autopar.torch_private.ops import functional_collectives, schema_of
 
@@ -50,6 +51,8 @@ def recompute(
 
     held = _running(function)
     selective = partial(create_selective_checkpoint_contexts, policy)
+    if policy is not None and not torch.compiler.is_compiling():
+        selective = partial(_with_rings, selective)
 
     def unchanged() -> tuple[Context, Context]:
         forward, again = (nullcontext(), nullcontext()) if policy is None else selective()
@@ -59,6 +62,21 @@ def recompute(
     contexts = unchanged if held else None if policy is None else selective
     given: dict[str, Any] = {} if contexts is None else {"context_fn": contexts}
     return checkpoint(function, *args, use_reentrant=False, **given)
+
+
+def _with_rings(selective: Callable[[], tuple[Context, Context]]) -> tuple[Context, Context]:
+    """Keeps what attention around a ring gave, too."""
+    results: deque[ring_results.Result] = deque()
+    forward, again = selective()
+    return _both(forward, ring_results.kept(results, False)), _both(
+        again, ring_results.kept(results, True)
+    )
+
+
+@contextmanager
+def _both(outer: Context, inner: Context) -> Iterator[None]:
+    with outer, inner:
+        yield
 
 
 _watched: list[Counter[str]] = []
@@ -119,7 +137,7 @@ def _routes(inner: Any, context: Any, op: Any, *args: Any, **kwargs: Any) -> Che
 
 
 def _collectives(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    kept = op in _COLLECTIVES
+    kept = op in _COLLECTIVES and not ring_results.inside()
     return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
 
 
@@ -128,4 +146,5 @@ def _products(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPol
     kept = op in _COSTLY or op in _COLLECTIVES
     if place is not None:
         kept = not kwargs.get("dropout_p", args[place] if len(args) > place else 0.0)
+    kept = kept and not ring_results.inside()
     return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE

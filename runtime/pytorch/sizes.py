@@ -41,8 +41,8 @@ class Sizes:
         self.entries: tuple[BatchEntry, ...] = plan_folder.read_batch(folder)
         self.names = [n for n in cut_names(self.entries) if n not in settings.whole_inputs]
         self.samples = next(e.shape[0] for e in self.entries if e.name in self.names)
-        self.width = ranks.size(*ranks.data_axes)
-        self.place = ranks.index(*ranks.data_axes)
+        self.width = ranks.size(*ranks.sample_axes)
+        self.place = ranks.index(*ranks.sample_axes)
         self.rows = self.samples // (settings.microbatches * self.width)
         """Of one microbatch on one data rank, as planned."""
 

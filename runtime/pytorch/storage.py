@@ -3,15 +3,16 @@
 =====================  =========================================================================
 mesh and zero          how the local pieces are held
 =====================  =========================================================================
-no data axes           plain tensors
-zero 0 or no dp_shard  plain tensors under DistributedDataParallel over all data axes (plain where
-                       nothing is trained)
+batch not split        plain tensors
+zero 0, or no axis     plain tensors under DistributedDataParallel over all axes that split the
+that shares state      batch (plain where nothing is trained)
 zero 3                 FSDP2: gathered for forward and again for backward, dropped in between
 zero 2                 FSDP2: gathered once a step, gradients reduce-scattered every microbatch
 zero 1                 FSDP2: gathered once a step, gradients reduce-scattered once a step
 =====================  =========================================================================
 
-Splits over the model axes are ours alone: FSDP2 and DDP see plain local pieces and the data axes.
+Splits over other axes are ours alone, and so are those of experts over axes that split the batch:
+FSDP2 and DDP see plain local pieces, and the axes of the batch that do not split them.
 Whatever must know the whole tensor (norms, checkpoints, initial values) goes by `Held.region`.
 Gradients are sums over the data ranks, never means: the loss of a rank is a share of the loss.
 """
@@ -19,7 +20,7 @@ Gradients are sums over the data ranks, never means: the loss of a rank is a sha
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from itertools import chain
@@ -31,9 +32,8 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from autopar.nouns.axes import SHARD
+from autopar.lowering.state import split_of
 from autopar.runtime.pytorch.carried import write_carried
-from autopar.runtime.pytorch.dtype_groups import DtypeGroups
 from autopar.runtime.pytorch.held import Held
 from autopar.runtime.pytorch.initialize import Target
 from autopar.runtime.pytorch.loss_scale import LossScale
@@ -42,8 +42,9 @@ from autopar.runtime.pytorch.parameters import Declared, Region, cut, declared_i
 from autopar.runtime.pytorch.phases import Stopwatch
 from autopar.runtime.pytorch.portions import weighted
 from autopar.runtime.pytorch.ranks import Ranks
+from autopar.runtime.pytorch.shard_groups import ShardGroups
 from autopar.runtime.shared.settings import ProgramError, Settings
-from autopar.torch_private.distributed import fsdp_post_backward
+from autopar.torch_private.distributed import ddp_ignores, fsdp_post_backward
 from autopar.torch_private.modules import buffers_of, parameters_of, unsaved_of
 
 
@@ -88,6 +89,16 @@ class Storage:
 
     def _late(self, declared: Declared) -> tuple[str, ...]:
         return tuple(a for a in declared.deferred_axes() if self.ranks.mesh.size(a) > 1)
+
+    def _reduced_over(self, declared: Declared) -> tuple[str, ...]:
+        """Axes that split the batch and not the parameter, and then `_late`."""
+        split = self._split(declared)
+        over = {*(a for a in self.ranks.batch_axes if a not in split), *self._late(declared)}
+        return tuple(a for a in self.ranks.mesh.axes if a in over)
+
+    def _sharing(self, name: str) -> tuple[str, ...]:
+        """The axes that share a parameter's state."""
+        return self.ranks.mesh.sharing(split_of(self.declared[name].sharding))
 
     @property
     def pieces(self) -> list[Held]:
@@ -175,12 +186,19 @@ class Replicated(Storage):
 
     def _wrap(self) -> None:
         super()._wrap()
-        axes = self.ranks.data_axes
+        axes = self.ranks.batch_axes
         self._ddp: DistributedDataParallel | None = None
-        if not any(p.requires_grad for p in self.model.parameters()):
+        named = dict(self.model.named_parameters())
+        apart = [name for name in named if split_of(self.declared[name].sharding)]
+        if not any(p.requires_grad for name, p in named.items() if name not in apart):
             return  # DDP wants a gradient to reduce
+        ddp_ignores(self.model, apart)
         # DDP divides by the number of ranks; the gradient wanted is the sum.
-        self.grad_scale = float(self.ranks.size(*axes))
+        self.grad_scale = scale = float(self.ranks.size(*axes))
+        named = dict(self.model.named_parameters())
+        for name in apart:
+            if named[name].requires_grad:
+                named[name].register_hook(lambda gradient: gradient / scale)  # type: ignore[no-untyped-call]
         self._ddp = DistributedDataParallel(
             self.model,
             process_group=self.ranks.group(*axes),
@@ -190,36 +208,45 @@ class Replicated(Storage):
         )
         self.call = self._ddp
 
+    def _hold(self, name: str, parameter: nn.Parameter) -> Held:
+        held = super()._hold(name, parameter)
+        if split_of(held.declared.sharding):
+            held.reduce = self._reduced_over(held.declared)
+        return held
+
     def microbatch(self, last: bool) -> AbstractContextManager[None]:
         return nullcontext() if last or self._ddp is None else self._ddp.no_sync()
 
 
 class Sharded(Storage):
-    """FSDP2 over ``dp_shard``, and over ``dp_replicate`` too where the mesh has it."""
+    """FSDP2 over the axes that share state, and over ``dp_replicate`` where the mesh has it."""
 
     def _wrap(self) -> None:
         ranks, settings = self.ranks, self.settings
-        mesh = ranks.device_mesh(ranks.data_axes)
-        self._apart = {n for n, p in self.model.named_parameters() if _is_apart(p)}
+        named = dict(self.model.named_parameters())
+        self._apart = {n for n, p in named.items() if _is_apart(p) or not self._sharing(n)}
         groups = [*unit_modules(self.model, settings.units), self.model]
-        dtypes = DtypeGroups(ranks, ranks.data_axes)
+        shards = ShardGroups(ranks)
         for module in groups:
             materialise(module, ranks.device)  # one unit at a time has its whole piece in memory
+            named = dict(self.model.named_parameters())
+            ignored = {named[name] for name in self._apart}
+            over = {p: self._sharing(name) for name, p in named.items()}
+            members = _of_unit(module, ignored)
             fully_shard(
                 module,
-                mesh=mesh,
-                shard_placement_fn=dtypes.place(p for p in _of_unit(module) if p.requires_grad),
+                mesh=shards.mesh(ranks.mesh.sharing()),
+                shard_placement_fn=shards.place({p: over[p] for p in members}),
                 reshard_after_forward=settings.split.parameters and module is not self.model,
-                mp_policy=self._policy(module),
-                ignored_params={p for p in self.model.parameters() if _is_apart(p)},
+                mp_policy=self._policy(module, members),
+                ignored_params=ignored,
             )
         self.groups: list[FSDPModule] = [m for m in groups if isinstance(m, FSDPModule)]
         for group in self.groups:
             group.set_gradient_divide_factor(1.0)
             group.set_force_sum_reduction_for_comms(True)
 
-    def _policy(self, module: nn.Module) -> MixedPrecisionPolicy:
-        here = _of_unit(module)
+    def _policy(self, module: nn.Module, here: list[nn.Parameter]) -> MixedPrecisionPolicy:
         trained = {p.dtype for p in here if p.requires_grad}
         compute = getattr(torch, self.settings.precision)
         if len(trained) > 1 and compute is not torch.float32:
@@ -241,14 +268,14 @@ class Sharded(Storage):
     def _hold(self, name: str, parameter: nn.Parameter) -> Held:
         held = super()._hold(name, parameter)
         if name in self._apart:
-            held.reduce = (*self.ranks.data_axes, *held.reduce)
+            held.reduce = self._reduced_over(held.declared)
             return held
         with torch.no_grad():
             piece = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-        here, count = self.ranks.index(SHARD), self.ranks.size(SHARD)
-        held.region = cut(held.region, 0, count, here)
+        sharing = self._sharing(name)
+        held.region = cut(held.region, 0, self.ranks.size(*sharing), self.ranks.index(*sharing))
         held.leaf = nn.Parameter(piece.detach(), requires_grad=parameter.requires_grad)
-        held.split = tuple(a for a in self.ranks.mesh.axes if a in (SHARD, *held.split))
+        held.split = tuple(a for a in self.ranks.mesh.axes if a in (*sharing, *held.split))
         assert tuple(piece.shape) == region_shape(held.region), name
         return held
 
@@ -302,9 +329,9 @@ class Sharded(Storage):
             group.compile()
 
 
-def _of_unit(module: nn.Module) -> list[nn.Parameter]:
+def _of_unit(module: nn.Module, ignored: Set[nn.Parameter]) -> list[nn.Parameter]:
     """The parameters that FSDP2 shards with ``module``, those of units inside of it left out."""
-    return [p for p in module.parameters() if not isinstance(p, DTensor) and not _is_apart(p)]
+    return [p for p in module.parameters() if not isinstance(p, DTensor) and p not in ignored]
 
 
 def _is_apart(parameter: nn.Parameter) -> bool:

@@ -1,10 +1,15 @@
-"""The four collectives by mesh axis, on plain tensors, without gradients.
+"""Collectives by mesh axis, on plain tensors, without gradients.
 
-These are functional collectives: they compile, and a dispatch mode sees them. All of them work on
-dim 0 and return a new tensor that is ready.
+These are functional collectives: they compile, and a dispatch mode sees them. The first four work
+on dim 0 and return a new tensor that is ready. A shift is begun and waited for in two calls, so
+that what stands between them can hide it.
 """
 
 from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from torch import Tensor
 
@@ -50,6 +55,59 @@ def all_to_all(x: Tensor, axis: str) -> Tensor:
     return _wait(
         functional_collectives.all_to_all_single(x.contiguous(), sizes, sizes, _group(axis))
     )
+
+
+def begin_shift(x: Tensor, axis: str, by: int = 1) -> Tensor:
+    """``x``, flattened, goes to the rank that is ``by`` places on along ``axis``, around its end.
+
+    Returns what will arrive from ``by`` places before, as many elements: to be read after `wait`
+    alone, which each must be given. ``x`` must not be written before that either.
+    """
+    ways, here = size(axis), index(axis)
+    sent, received = [0] * ways, [0] * ways
+    sent[(here + by) % ways] = received[(here - by) % ways] = x.numel()
+    coming: Tensor = functional_collectives.all_to_all_single(
+        x.contiguous().view(-1), received, sent, _group(axis)
+    )
+    return coming
+
+
+def wait(x: Tensor) -> Tensor:
+    """What `begin_shift` returned, when it is there."""
+    return _wait(x)
+
+
+def all_to_all_rows(
+    x: Tensor, sent: Sequence[int], received: Sequence[int], axis: str, counted: int
+) -> Tensor:
+    """[sum(sent), ...] -> [sum(received), ...]: the first ``sent[0]`` rows go to rank 0, and so on;
+    those received come in rank order. Any of them may be none, every rank takes part.
+
+    ``counted``: rows that `Counting` is to take it for; how many they are follows from values.
+    """
+    with _counted(counted * math.prod(x.shape[1:]) * x.itemsize):
+        return _wait(
+            functional_collectives.all_to_all_single(
+                x.contiguous(), list(received), list(sent), _group(axis)
+            )
+        )
+
+
+_counts: list[int] = []
+
+
+@contextmanager
+def _counted(size_bytes: int) -> Iterator[None]:
+    _counts.append(size_bytes)
+    try:
+        yield
+    finally:
+        _counts.pop()
+
+
+def counted_bytes() -> int | None:
+    """What the collective that is being issued counts as, where its own size says less."""
+    return _counts[-1] if _counts else None
 
 
 def _wait(x: Tensor) -> Tensor:

@@ -38,6 +38,7 @@ MEANT: tuple[tuple[str, str, str], ...] = (
     ("train.py", "main", "the loss is printed"),
     ("loss_scale.py", "skips", "whether a step is left out decides what the host does next"),
     ("experts.py", "_products", "without torch's kernel for groups the host cuts by experts' rows"),
+    ("dispatch.py", "on_host", "the host cuts what it sends by experts' ranks"),
     ("offload.py", "finish", "the state is back in host memory before it is used again"),
     ("state.py", "save", "a checkpoint is of what the step left"),
     ("state.py", "load", "what was read is there before it is used"),

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from autopar.runtime.pytorch import batches, experts, local_batches, storage
+from autopar.runtime.pytorch import batches, dispatch, experts, local_batches, storage
 from autopar.runtime.pytorch.pipeline import stages, ties
 from autopar.runtime.pytorch.ranks import Ranks
 from autopar.runtime.pytorch.training import load
@@ -57,9 +57,9 @@ def alone(rank: int, world: int, groups: list[list[int]]) -> Iterator[None]:
         groups.append(list(range(world)) if ranks is None else list(ranks))
         return plain(ranks, *given, **{**more, "backend": "fake"})
 
-    def device_mesh(ranks: Ranks, axes: Sequence[str], of: str = "") -> DeviceMesh:
+    def device_mesh(ranks: Ranks, dims: Sequence[tuple[str, ...]], of: str = "") -> DeviceMesh:
         with without_modes():  # it reads its ranks
-            return meshes(ranks, axes, of)
+            return meshes(ranks, dims, of)
 
     all_holders = ties.holders
 
@@ -73,6 +73,12 @@ def alone(rank: int, world: int, groups: list[list[int]]) -> Iterator[None]:
     def of_the_first(x: torch.Tensor, numbers: Sequence[int], *more: Any) -> torch.Tensor:
         # Routes have no values here: as if all named the first expert.
         return one_by_one(x, [len(x), *[0] * (len(numbers) - 1)], *more)
+
+    on_host = dispatch.on_host
+
+    def spread(sizes: Sequence[torch.Tensor], rows: int) -> list[list[int]]:
+        on_host(sizes, rows)  # the host waits, whatever it reads
+        return [dispatch.evenly(rows, len(size)) for size in sizes]
 
     def gathered(made: list[Any], own: Any, group: Any = None) -> None:
         made[:] = [own] * len(made)
@@ -98,6 +104,7 @@ def alone(rank: int, world: int, groups: list[list[int]]) -> Iterator[None]:
             (Ranks, "device_mesh", device_mesh),
             (stages, "holders", holders),
             (experts, "one_by_one", of_the_first),
+            (dispatch, "on_host", spread),
             (load, "check_model_of", check_model),
             (storage, "DistributedDataParallel", Replicas),
             (batches.Comparison, "finish", lambda comparison: False),

@@ -39,6 +39,8 @@ class Settings:
     offload:      ``none``, or ``optimizer``: its state is in host memory between steps.
     whole_inputs: batch entries that every microbatch and rank gets uncut.
     sequences:    those of which ranks along ``cp`` have pieces of dim 1.
+    order:        how those lie: ``contiguous``, or ``zigzag``, where rank i of n has pieces i and
+                  2 n - 1 - i of 2 n.
     """
 
     zero: int = 0
@@ -48,6 +50,7 @@ class Settings:
     units: tuple[str, ...] = ()
     whole_inputs: tuple[str, ...] = ()
     sequences: tuple[str, ...] = ()
+    order: str = "contiguous"
     offload: str = "none"
 
     @property

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from autopar.emit.marks import RESHARDED
-from autopar.lowering.spread import MICROBATCH
+from autopar.nouns.axes import MICROBATCH
 from autopar.nouns.graph import Graph
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import key
@@ -88,6 +88,9 @@ def _join(
     tensors, agree = [t for t, _ in parts], all(a for _, a in parts)
     placement = sharding.on(mesh.axes[0])
     if placement.kind == "S":
+        if placement.zigzag:
+            halves = [np.split(t, 2, placement.dim) for t in tensors]
+            tensors = [early for early, _ in halves] + [late for _, late in halves[::-1]]
         return np.concatenate(tensors, placement.dim), agree
     if placement.kind == ("D" if backward else "P"):
         return np.stack(tensors).sum(0), agree

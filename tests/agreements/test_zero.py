@@ -15,7 +15,7 @@ from autopar.pricing.state import StateSharding
 from autopar.pricing.step_time import sums_s
 from autopar.pricing.summary import Summary
 from autopar.pricing.units.moves import move_time_s
-from autopar.pricing.units.unit import Unit
+from autopar.pricing.units.unit import Kind, Unit
 
 CLUSTER = load_cluster("examples/clusters/cpu_4.yaml")
 MESHES = ("dp_shard=4", "dp_replicate=2 x dp_shard=2", "dp_shard=2 x tp=2")
@@ -38,7 +38,7 @@ def issued(zero: int, mesh: Mesh, microbatches: int, framework: str) -> Counter[
 def priced(zero: int, mesh: Mesh, microbatches: int) -> Counter[tuple[str, str]]:
     bytes_of: Counter[tuple[str, str]] = Counter()
     state = StateSharding(zero, mesh, microbatches, "float32")
-    for _, moved, times in state.traffic(SIZE * SIZE, "float32"):
+    for _, moved, times in state.traffic(SIZE * SIZE, Kind("float32")):
         bytes_of[moved.kind, moved.axis] += times * moved.size_bytes
     return bytes_of
 
@@ -74,7 +74,7 @@ def test_norm_loss_and_counts_are_priced_as_they_are_issued(
         *sums(ranks, cutting_axes(stored, ranks, zero, framework), clips=True),
         *count_sums(ranks, 1),
     ]
-    trained = dict.fromkeys(["float32"], SIZE * SIZE)
+    trained = {Kind("float32"): SIZE * SIZE}
     unit = Unit(
         1.0, 1.0, 0, 0, 0, (0, 0), trained, {}, {}, {}, cutting=frozenset(dict(model.placements))
     )

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from autopar.frontends.shared.captured import Captured
-from autopar.lowering.spread import BATCH_AXES, MICROBATCH
+from autopar.lowering.lowered import BATCH_AXES
+from autopar.nouns.axes import MICROBATCH
 from autopar.nouns.graph import Graph
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Spread, key
@@ -55,7 +56,7 @@ def following(
             data = flow.choices[key(block, op.name)]
             asked = next((c for end, c in given.items() if key(block, op.name).endswith(end)), None)
             best: tuple[float, str] | None = None
-            options = strategies(bound, tp, any(out), None if asked is None else {"tp": asked})
+            options = strategies(bound, tp, any(out), None if asked is None else {"tp": (asked,)})
             assert options, f"{op.name}: {asked} is not legal for {bound}"
             held = {here[n].on("tp").kind for n in op.inputs if n in here}
             for option in options:

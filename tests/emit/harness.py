@@ -17,9 +17,11 @@ from autopar.emit.pytorch import emit
 from autopar.frontends.pytorch.capture import capture
 from autopar.frontends.shared.captured import Captured
 from autopar.lowering.counts import label_collectives
+from autopar.lowering.issued import activation_collectives
+from autopar.lowering.lowered import Lowered
 from autopar.lowering.precision import at_precision
-from autopar.lowering.spread import Lowered, activation_collectives, lower
-from autopar.nouns.axes import BATCH, CONTEXT, SAMPLES
+from autopar.lowering.spread import lower
+from autopar.nouns.axes import BATCH, SAMPLES, SEQUENCES
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Plan, Spread, Stage
 from autopar.nouns.recompute import Recompute
@@ -30,6 +32,7 @@ from autopar.runtime.pytorch import program as runtime_program
 from autopar.runtime.pytorch.carried import write_carried
 from autopar.runtime.pytorch.parameters import Declared, computing, declared_in, lifted
 from autopar.runtime.pytorch.storage import materialise
+from autopar.runtime.pytorch.zigzag import own_zigzag
 from autopar.runtime.verify.pytorch.modes import Exact, FixedDraws, exact
 from autopar.runtime.verify.pytorch.reference import loss_of
 from tests.emit import simulated
@@ -58,7 +61,7 @@ def emitted(
     dims = {e.name: e.batch_dim for e in captured.batch if e.batch_dim is not None}
     # What cannot be cut is an error here, where a plan would have one data rank.
     samples = Cut(dims, batch_flow(captured.graph, dims).choices)
-    along = batch_cut(captured.graph, dims, spread.mesh.size(CONTEXT)).sequences
+    along = batch_cut(captured.graph, dims, spread.mesh.ways(SEQUENCES)).sequences
     graph = at_precision(captured.graph, changes.get("precision", "float32"))
     lowered = lower(graph, spread, microbatches, BatchCut(samples, along))
     recompute = Recompute.parse(changes.pop("recompute", "none"))
@@ -162,7 +165,8 @@ def run(made: Emitted, model: nn.Module, batch: Tensors, half: bool = False) -> 
         if any(g is not None for g in given):
             some = next(g for g in given if g is not None)
             pieces = [torch.zeros_like(some) if g is None else g for g in given]
-            pieces = summed(mesh, pieces, [*dict.fromkeys([*data, *declared.deferred_axes()])])
+            whole_on = [a for a in data if declared.sharding.on(a).kind != "S"]
+            pieces = summed(mesh, pieces, [*dict.fromkeys([*whole_on, *declared.deferred_axes()])])
             gradients[name] = assembled(name, declared, pieces, mesh)
     buffers = {
         n: assembled(n, d, [r[3][n] for r in results], mesh) for n, d in results[0][4].items()
@@ -209,9 +213,12 @@ def cut(
         for i, part in enumerate(tensor.chunk(micro) if name not in whole else [tensor] * micro):
             for axis in data if name not in whole else ():
                 part = part.chunk(mesh.size(axis))[place[axis]]
-            along = made.lowered.tensors[name].produced.on(CONTEXT)
-            if along.kind == "S":
-                part = part.chunk(mesh.size(CONTEXT), along.dim)[place[CONTEXT]]
+            for axis in (a for a in mesh.axes if a in SEQUENCES):
+                along = made.lowered.tensors[name].produced.on(axis)
+                if along.kind == "S" and made.lowered.zigzag is not None:
+                    part = own_zigzag(part, along.dim, place[axis], mesh.size(axis))
+                elif along.kind == "S":
+                    part = part.chunk(mesh.size(axis), along.dim)[place[axis]]
             pieces[i][name] = part
     return pieces
 
@@ -267,7 +274,7 @@ def priced(made: Emitted, wide: int = 2) -> list[tuple[str, str, int]]:
         name = entry.key.removeprefix(f"{block}::")
         graph = made.lowered.blocks[block].graph if block else made.lowered.graph
         tensor = graph.tensors[name]
-        times: float = wide if tensor.dtype == "float32" else 1
+        times: float = wide if entry.dtype == "float32" else 1
         if made.plan.precision == "bfloat16" and tensor.role == "parameter":
             times = 0.5
         move = entry.collective

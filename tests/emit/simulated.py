@@ -7,8 +7,9 @@ then, which real ranks, each a process, cannot do to one another.
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -44,7 +45,7 @@ class World:
     ended: set[int] = field(default_factory=set)
     failed: bool = False
 
-    def exchange(self, value: torch.Tensor, axis: str) -> list[torch.Tensor]:
+    def exchange(self, value: Any, axis: str) -> list[Any]:
         """What the ranks of this rank's group along ``axis`` put in, in order."""
         rank = _here.ranks.rank
         _here.exchanges += 1
@@ -109,6 +110,27 @@ def _all_to_all(x: torch.Tensor, axis: str) -> torch.Tensor:
     return torch.cat([p.chunk(size)[here] for p in world.exchange(x.detach(), axis)])
 
 
+def _begin_shift(x: torch.Tensor, axis: str, by: int = 1) -> torch.Tensor:
+    world = _here.world
+    world.note("shift", axis, x.numel(), x.element_size())
+    arrived: list[torch.Tensor] = world.exchange(x.detach().flatten(), axis)
+    own: torch.Tensor = arrived[(transport.index(axis) - by) % world.mesh.size(axis)]
+    return own.clone()
+
+
+def _all_to_all_rows(
+    x: torch.Tensor, sent: Sequence[int], received: Sequence[int], axis: str, counted: int
+) -> torch.Tensor:
+    world = _here.world
+    world.note("all_to_all", axis, counted * math.prod(x.shape[1:]), x.element_size())
+    here, size = transport.index(axis), world.mesh.size(axis)
+    assert len(sent) == len(received) == size
+    cut = torch.split(x.detach(), list(sent))
+    pieces = [each[here] for each in world.exchange(cut, axis)]
+    assert [len(piece) for piece in pieces] == list(received)
+    return torch.cat(pieces)
+
+
 @contextmanager
 def _patched() -> Iterator[None]:
     functions = {
@@ -116,6 +138,9 @@ def _patched() -> Iterator[None]:
         "all_gather": _all_gather,
         "reduce_scatter": _reduce_scatter,
         "all_to_all": _all_to_all,
+        "begin_shift": _begin_shift,
+        "wait": lambda x: x,
+        "all_to_all_rows": _all_to_all_rows,
     }
     before = {name: getattr(transport, name) for name in functions}
     current = ranks.current

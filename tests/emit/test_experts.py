@@ -42,7 +42,16 @@ from tests.emit.harness import (
 from tests.emit.random_stage import random_stage
 
 CLUSTER = load_cluster("examples/clusters/cpu_4.yaml")
-FIXES = ("dp_replicate=4", "tp=2,dp_replicate=2", "tp=4", "pp=1")
+FIXES = (
+    *("dp_replicate=4", "tp=2,dp_replicate=2", "tp=4", "pp=1"),
+    *(
+        "ep=4,dp_shard=4",
+        "ep=2,dp_shard=2,tp=2",
+        "ep=4,dp_shard=2,tp=2",
+        "ep=2,cp=2",
+        "cp=2,tp=2,ep=4",
+    ),
+)
 AUXILIARY = ("mixtral", "olmoe", "qwen2_moe")
 
 

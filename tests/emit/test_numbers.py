@@ -38,7 +38,14 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensors]]] = {
     "tied": (lambda: models.Llama(tied=True), models.llama_batch),
     "convnet": (models.ConvNet, models.conv_batch),
 }
-MESHES = ("tp=2", "tp=4", "dp_shard=2 x tp=2", "dp_replicate=2 x tp=2", "tp=2 x ep=2", "dp_shard=4")
+MESHES = (
+    "tp=2",
+    "tp=4",
+    "dp_shard=2 x tp=2",
+    "dp_replicate=2 x tp=2",
+    "tp2=2 x tp=2",
+    "dp_shard=4",
+)
 
 MIXED = ("compute x 1 + selective-op", "full x 1 + selective-op")
 
@@ -132,16 +139,16 @@ def test_sequence_parallel() -> None:
 
 def test_vocabulary_over_two_axes() -> None:
     spread = Spread(
-        Mesh.parse("tp=2 x ep=2"),
+        Mesh.parse("tp=2 x tp2=2"),
         ops={
-            "fc/linear": "tp:n ep:n",
-            "fc/add": "tp:e1 ep:e1",
-            "cross_entropy": "tp:v ep:v",
+            "fc/linear": "tp:n tp2:n",
+            "fc/add": "tp:e1 tp2:e1",
+            "cross_entropy": "tp:v tp2:v",
         },
-        parameters={"fc.weight": "tp:S0 ep:S0", "fc.bias": "tp:S0 ep:S0"},
+        parameters={"fc.weight": "tp:S0 tp2:S0", "fc.bias": "tp:S0 tp2:S0"},
     )
     made = emitted(capture_of(*WIDE), spread)
-    assert 'vocabulary=8, axis=("tp", "ep")' in made.text
+    assert 'vocabulary=8, axis=("tp", "tp2")' in made.text
     torch.manual_seed(0)
     check(made, WIDE[0](), WIDE[1]())
 

@@ -32,7 +32,7 @@ from autopar.pricing.repricing import objective
 from autopar.pricing.state_prices import StatePrices
 from autopar.pricing.utilization import model_flops
 from autopar.rules.attention import FLASH_BACKWARD
-from autopar.rules.cut import batch_cut
+from autopar.rules.cut import Cuts, batch_cut
 from autopar.rules.fusion import fusion
 from autopar.rules.registry import bind
 from autopar.rules.work import PRODUCTS, flops
@@ -190,7 +190,7 @@ def test_the_written_sharding_is_as_good_as_a_searched_one(gated: bool) -> None:
     cut = batch_cut(graph, BATCH_DIMS)
     cluster = load_cluster(str(ROOT / "examples/clusters/a100_128x8.yaml"))
     question = Question(
-        *(graph, cut, 256, (), cluster, "bfloat16", "adamw", Pins(tp=8)),
+        *(graph, Cuts(cut.samples), 256, (), cluster, "bfloat16", "adamw", Pins(tp=8)),
         fusion=fusion(graph),
     )
     candidate = Candidate(128, model_mesh(8), 2)
@@ -200,7 +200,7 @@ def test_the_written_sharding_is_as_good_as_a_searched_one(gated: bool) -> None:
 
     def cost(sequence_parallel: bool) -> int:
         spread = spread_of(graph, mesh, sequence_parallel)
-        lowered = lower(graph, spread, candidate.microbatches, question.cut)
+        lowered = lower(graph, spread, candidate.microbatches, cut)
         prices = Prices(cluster, lowered.mesh, "bfloat16", question.fusion)
         state = state_of(question, hidden(128).layout, candidate)
         return objective(lowered, prices, StatePrices(cluster, state, 0.0))

@@ -19,7 +19,7 @@ from autopar.emit.pytorch import emit
 from autopar.files.cluster_file import cluster_from_text
 from autopar.frontends.dispatch import capture
 from autopar.frontends.shared.captured import Captured
-from autopar.lowering.spread import Lowered
+from autopar.lowering.lowered import Lowered
 from autopar.nouns.graph import DTYPE_BYTES
 from autopar.planner.planning import PlanResult, plan_captured
 from autopar.pricing.units.activations import activation_lives, saved_parameters

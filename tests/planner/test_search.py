@@ -29,7 +29,7 @@ from autopar.pricing.prices import Prices
 from autopar.pricing.repricing import objective
 from autopar.pricing.state_prices import StatePrices
 from autopar.rules.batch import batch_flow
-from autopar.rules.cut import BatchCut, Cut
+from autopar.rules.cut import Cut, Cuts
 from tests.planner.graphs import gpt
 
 NODE = load_cluster("examples/clusters/h100_8.yaml")
@@ -44,7 +44,7 @@ def question(
     pins, actions = read_pins(fix or {}, cluster.device_count)
     return Question(
         graph,
-        BatchCut(Cut(BATCH, flow.choices)),
+        Cuts(Cut(BATCH, flow.choices)),
         batch,
         flow.obstacles,
         cluster,
@@ -147,7 +147,12 @@ def test_no_fewer_devices_are_told_where_they_are_slower() -> None:
         ({"dp_shard": "4", "zero": "0"}, "dp_shard=4 leaves dp_shard=4; choose zero=1, 2 or 3"),
         ({"tp": "2", "dp_shard": "8"}, "dp_shard may be 1, 2 or 4, or tp may be 1"),
         ({"microbatches": "2"}, "Did you mean microbatch"),
-        ({"ep": "2"}, "ep=1"),
+        (
+            {"cp": "4", "cp_head": "3"},
+            "cp=4 is cp_ring x cp_head, and cp_head=3 does not divide it",
+        ),
+        ({"cp": "8", "cp_ring": "2", "cp_head": "2"}, "makes 4; leave cp out, or take cp=4"),
+        ({"cp_ring": "2", "cp_head": "8"}, "--fix cp=16 takes as many devices"),
         ({"cp": "3"}, "cp may be 1, 2, 4 or 8"),
         ({"cp": "2", "tp": "8"}, "tp may be 1, 2 or 4"),
         ({"pp": "3"}, "pp may be 1, 2, 4 or 8"),

@@ -18,7 +18,7 @@ from autopar.pricing.step_time import sums_s
 from autopar.pricing.summary import Summary
 from autopar.pricing.units.activations import Life
 from autopar.pricing.units.moves import BUCKET_BYTES, bucket_time_s, move_time_s
-from autopar.pricing.units.unit import Unit
+from autopar.pricing.units.unit import Kind, Unit
 from tests.planner.one_stage import one_stage
 
 PLAIN = load_cluster("examples/clusters/cpu_4.yaml")
@@ -42,7 +42,7 @@ def cluster(contention: float = 0.0, **lines: float) -> Cluster:
 
 
 def summary(forward_s: float = 0.1) -> Summary:
-    trained = {"float32": NUMEL}
+    trained = {Kind("float32"): NUMEL}
     unit = Unit(forward_s, 2 * forward_s, 0.0, 0.0, 0.0, (0, 0), trained, {}, {}, {})
     root = Unit(0.0, 0.0, 0.0, 0.0, 0.0, (0, 0), {}, {}, {}, {})
     lives = dict.fromkeys(POLICIES, Life(0, 10**6, ""))
@@ -69,7 +69,7 @@ def test_a_hidden_second_costs_what_was_measured() -> None:
 def test_small_gradients_wait_for_a_full_bucket() -> None:
     """The last unit fills the first bucket; the others' go when the last backward is over."""
     small = summary()
-    unit = replace(small.bodies["layer"], trained={"float32": NUMEL // 8})
+    unit = replace(small.bodies["layer"], trained={Kind("float32"): NUMEL // 8})
     small = replace(small, bodies={"layer": unit})
     time = one_stage(small, state(0), cluster(bucket_reduce=1e-9), KEEP_ALL)
     one = 4 * NUMEL // 8 * 1e-9

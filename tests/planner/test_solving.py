@@ -23,7 +23,7 @@ from autopar.planner.solve.standings import Standings
 from autopar.pricing.prices import Prices
 from autopar.pricing.repricing import objective
 from autopar.pricing.state_prices import StatePrices
-from autopar.rules.cut import batch_cut
+from autopar.rules.cut import Cuts, batch_cut
 from autopar.searchers import SEARCHERS, Budget, Progress
 from tests.planner.graphs import gpt
 
@@ -35,7 +35,7 @@ GRAPH = gpt(layers=2)
 def question(searcher: str, verbose: bool = False, tp: int | None = None) -> Question:
     return Question(
         graph=GRAPH,
-        cut=batch_cut(GRAPH, BATCH),
+        cuts=Cuts(batch_cut(GRAPH, BATCH).samples),
         batch=8,
         obstacles=(),
         cluster=CLUSTER,

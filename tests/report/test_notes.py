@@ -26,7 +26,7 @@ def test_what_tp_leaves_whole_or_cuts_unevenly_is_named() -> None:
     assert "32001 is cut unevenly over tp 8, 7 x 4001 + 3994: head/linear, " in " ".join(lines)
     assert not any("products whole" in line for line in lines)
     nothing = replace(best.decided.spread, ops={}, parameters={}, shared={})
-    idle = lower(graph, nothing, 4, asked.cut)
+    idle = lower(graph, nothing, 4, asked.cuts.of(nothing.mesh))
     assert notes(idle, plan, NODE, 32) == [
         "tp leaves 8 of 8 products whole: layers.*::q/linear, layers.*::k/linear, "
         "layers.*::v/linear and 5 more.",

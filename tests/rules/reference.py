@@ -224,7 +224,8 @@ def _pool(function: Callable[..., Tensor]) -> Reference:
 
 
 def _experts(call: Call) -> Tensor:
-    """Every expert for every token; what no route asks for is weighted by zero."""
+    """Every expert for every token; what no route asks for is weighted by zero. ``experts``: which
+    ones there are, where it is not all of them."""
     x, index, weights, up, down, *biases = call.operands
     up_bias, down_bias = biases or (torch.zeros(()), torch.zeros(()))
     if call.attrs["transposed"]:
@@ -236,8 +237,10 @@ def _experts(call: Call) -> Tensor:
         given = tuple(values[i] for i in operands)
         values += run(kind, Call(attrs, given, (tuple(given[0].shape),)))
     each = torch.einsum("nef,edf->ned", values[-1], down) + down_bias
-    share = torch.zeros(x.shape[0], up.shape[0], dtype=weights.dtype)
-    return torch.einsum("ned,ne->nd", each, share.scatter_add(1, index, weights))
+    held = call.attrs.get("experts", range(up.shape[0]))
+    most = 1 + max(*held, int(index.max()) if index.numel() else 0)
+    share = torch.zeros(x.shape[0], most, dtype=weights.dtype).scatter_add(1, index, weights)
+    return torch.einsum("ned,ne->nd", each, share[:, [*held]])
 
 
 REFERENCE: Mapping[str, Reference] = {

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.sharding import DEFERRED, PARTIAL, WHOLE, Placement, Sharding
-from autopar.rules.implementations.table import CAUSAL_ROWS
+from autopar.rules.implementations.table import CAUSAL_ROWS, DISPATCH, HELD_EXPERTS
 from autopar.rules.notation import BoundRule
 from autopar.rules.strategies import Strategy, flows, shardings
 from tests.rules.drawing import Case
@@ -186,6 +186,8 @@ def _run(
         return _batch_norm(case, bound, strategy, mesh, leaves)
     if "vocabulary_parallel" in chosen:
         return _cross_entropy(case, bound, strategy, mesh, leaves)
+    if DISPATCH in chosen:
+        return _dispatched(case, bound, strategy, mesh, leaves)
     results = {}
     for at in coordinates(mesh):
         shapes = tuple(
@@ -215,7 +217,9 @@ def _local_attrs(
     """What implementations know beside their operands."""
     attrs: dict[str, Any] = {}
     for name in strategy.implementations(bound.rule):
-        if name in ("masked_lookup", CAUSAL_ROWS):
+        if name in (HELD_EXPERTS, DISPATCH):
+            attrs["experts"] = _held(bound, strategy, mesh, at)
+        elif name in ("masked_lookup", CAUSAL_ROWS):
             factor = "v" if name == "masked_lookup" else "s"
             start, size = 0, bound.factors[factor].size
             for axis, index in zip(mesh.axes, at, strict=True):
@@ -242,6 +246,38 @@ def _local_attrs(
 def _talk(bound: BoundRule, strategy: Strategy, mesh: Mesh, name: str) -> list[int]:
     """Positions of the axes over which a special implementation's collectives run."""
     return [mesh.axes.index(a) for a in strategy.implementations(bound.rule)[name]]
+
+
+def _dispatched(
+    case: Case, bound: BoundRule, strategy: Strategy, mesh: Mesh, leaves: list[Pieces]
+) -> dict[Coordinate, tuple[Tensor, ...]]:
+    """Every rank's tokens, by the experts of all ranks that send each other routes."""
+    axes = _talk(bound, strategy, mesh, DISPATCH)
+    results: dict[Coordinate, tuple[Tensor, ...]] = {}
+    for at in coordinates(mesh):
+        others = [c for c in coordinates(mesh) if _apart(at, c) <= {*axes}]
+        x, index, weights = (pieces[at] for pieces in leaves[:3])
+        matrices = [torch.cat([pieces[c] for c in others]) for pieces in leaves[3:]]
+        held = [e for c in others for e in _held(bound, strategy, mesh, c)]
+        attrs = {**case.op.attrs, "experts": held}
+        operands = (x, index, weights, *matrices)
+        results[at] = run(case.op.kind, Call(attrs, operands, (tuple(x.shape),)))
+    return results
+
+
+def _apart(one: Coordinate, other: Coordinate) -> set[int]:
+    """The positions of the axes along which two ranks have other places."""
+    return {k for k, (a, b) in enumerate(zip(one, other, strict=True)) if a != b}
+
+
+def _held(bound: BoundRule, strategy: Strategy, mesh: Mesh, at: Coordinate) -> list[int]:
+    """The experts of one rank."""
+    start, size = 0, bound.factors["e"].size
+    for axis, index in zip(mesh.axes, at, strict=True):
+        if "e" in bound.splits(strategy.on(axis)):
+            offset, size = bounds(size, mesh.size(axis), index)
+            start += offset
+    return list(range(start, start + size))
 
 
 def _batch_norm(

@@ -103,8 +103,7 @@ def test_views_move_nothing() -> None:
 def test_kept_tensors_are_local() -> None:
     whole = _attention(False)
     bound = bind(whole.op, whole.nouns)
-    local = extents(bound, Strategy.parse("tp:g"), TP2)
-    assert kept_bytes(bound, local) == [2 * (4 // 2) * 8 * 4]
+    assert kept_bytes(bound, Strategy.parse("tp:g"), TP2) == [2 * (4 // 2) * 8 * 4]
     assert math.prod(extents(bound, Strategy(), TP2).values()) == bound.points
 
 

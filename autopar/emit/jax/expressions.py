@@ -26,7 +26,7 @@ from autopar.emit.text import (
     constant,
     tuple_text,
 )
-from autopar.lowering.spread import Lowered, LoweredOp
+from autopar.lowering.lowered import Lowered, LoweredOp
 from autopar.rules.advice import unwritable
 from autopar.rules.implementations.table import GLOBAL_COUNT
 
@@ -73,7 +73,7 @@ class _Writer:
         self.result = sizes.local(lowered, op.op.name, op.results[0])
         self.global_operands = [sizes.whole(lowered, o.name) for o in op.operands]
         self.operands = [sizes.local(lowered, o.name, o.wanted) for o in op.operands]
-        self.beside = arguments(op, "jax", self.global_operands.__getitem__)
+        self.beside = arguments(op, "jax", self.global_operands.__getitem__, "contiguous")
         self.counts_globally = GLOBAL_COUNT in op.implementations
 
     def write(self) -> Expr:

@@ -14,12 +14,11 @@ from autopar.emit.pytorch.forward import Forward
 from autopar.emit.pytorch.reading import interface, reads
 from autopar.emit.pytorch.scopes import Scope, under
 from autopar.emit.pytorch.signatures import argument_names, shapes
-from autopar.emit.pytorch.site import model_part
 from autopar.emit.pytorch.values import Surroundings
 from autopar.emit.roles import Known
 from autopar.emit.sizes import NONE, Sizes
 from autopar.emit.text import Lines, split_items
-from autopar.lowering.spread import Lowered, Operand
+from autopar.lowering.lowered import Lowered, Operand, stored
 from autopar.nouns.graph import Tensor
 from autopar.nouns.recompute import Recompute
 
@@ -108,9 +107,9 @@ class Printing:
 def declaration(tensor: Tensor, lowered: Lowered, path: str, printing: Printing) -> str:
     """``Parameter((8, 8), "tp:S0")``; only what is not float32 says its dtype."""
     kind = "Parameter" if tensor.role == "parameter" else "Buffer"
-    stored = model_part(lowered.tensors[tensor.name].produced)
+    held = stored(lowered.tensors[tensor.name].produced)
     more = {
-        literal(str(stored)): stored.placements,
+        literal(str(held)): held.placements,
         f"dtype={literal(tensor.dtype)}": tensor.dtype != "float32",
         "trainable=False": kind == "Parameter" and not tensor.differentiable,
         "persistent=False": kind == "Buffer" and not printing.persistent.get(path, True),

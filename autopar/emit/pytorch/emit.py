@@ -33,10 +33,10 @@ from autopar.emit.pytorch.widths import with_arguments
 from autopar.emit.sizes import NONE, Sizes
 from autopar.emit.text import Lines
 from autopar.lowering.counts import counted
+from autopar.lowering.lowered import BATCH_AXES, Lowered
 from autopar.lowering.precision import HALF
-from autopar.lowering.spread import MICROBATCH, SAMPLE_AXES, Lowered
 from autopar.lowering.stages import StagePart, stage_parts
-from autopar.nouns.axes import CONTEXT, SHARD
+from autopar.nouns.axes import MICROBATCH, SEQUENCES, SHARING
 from autopar.nouns.offload import OFFLOAD
 from autopar.nouns.plan import Plan
 from autopar.pipeline.schedules.of_plan import schedule_of
@@ -104,7 +104,8 @@ def _how(
         if value.tensor.role == "parameter"
     ]
     late = any(
-        placement.kind == "D" and axis not in SAMPLE_AXES
+        (placement.kind == "D" and axis not in BATCH_AXES)
+        or (placement.kind == "S" and axis in SHARING)
         for value in every
         for axis, placement in value.produced.placements
     )
@@ -119,7 +120,7 @@ def _how(
         clip_norm=plan.clip_norm,
         staged=len(plan.stages) > 1,
         counts="def counts(" in model,
-        late=late or (alone and zero > 0 and mesh.size(SHARD) > 1),
+        late=late or (alone and zero > 0 and bool(mesh.sharing())),
         tied=_tied(parts, plan),
         optimizer=plan.optimizer,
         schedule=plan.schedule,
@@ -224,9 +225,11 @@ def _settings(lowered: Lowered, plan: Plan, captured: CapturedModel | None) -> l
         whole = tuple(e.name for e in captured.batch if e.batch_dim is None)
         if whole:
             given.append(f"whole_inputs={literal(whole)}")
-    inputs = [(n, lowered.tensors[n].produced.on(CONTEXT)) for n in lowered.graph.inputs]
-    if along := tuple(name for name, placed in inputs if placed.kind == "S"):
+    inputs = {n: lowered.tensors[n].produced for n in lowered.graph.inputs}
+    cut = (n for n, placed in inputs.items() if any(placed.on(a).kind == "S" for a in SEQUENCES))
+    if along := tuple(cut):
         given.append(f"sequences={literal(along)}")
+        given += ['order="zigzag"'] if lowered.zigzag is not None else []
     lines = Lines(0)
     lines.add(f"SETTINGS = Settings({', '.join(given)})")
     return lines.lines

@@ -21,6 +21,7 @@ def _experts(site: Site) -> Expr:
     if site.attrs["reads"] != "halves":
         arguments.append(f'reads="{site.attrs["reads"]}"')
     arguments += ["transposed=True"] if site.attrs["transposed"] else []
+    arguments += site.beside
     return Expr(call("experts", arguments), weight=HEAVY)
 
 

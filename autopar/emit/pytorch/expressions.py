@@ -23,7 +23,7 @@ PRINTERS: Mapping[str, Printer] = {
 
 def expression(site: Site) -> Expr:
     """The expression for all results of ``site`` (a tuple where there are several)."""
-    site = replace(site, beside=arguments(site.at, "pytorch", site.whole))
+    site = replace(site, beside=arguments(site.at, "pytorch", site.whole, site.lowered.order))
     printer = PRINTERS.get(site.kind)
     expr = printer(site) if printer is not None else generic(site)
     reads = frozenset().union(*(a.reads for a in site.args), expr.reads)

@@ -9,6 +9,7 @@ from typing import Any
 from autopar.emit.constants import differing, literal, number
 from autopar.emit.pytorch.site import HEAVY, LIGHT, EmitError, Layer, Printer, Site, dtype
 from autopar.emit.text import PRODUCT, UNARY, Expr, axis_argument, call, tuple_text
+from autopar.rules.implementations.table import CAUSAL_RING, RING, ZIGZAG_RING
 
 # -- products and lookups ------------------------------------------------------------------------
 
@@ -120,8 +121,8 @@ def _attention(site: Site) -> Expr:
     arguments = [a.text for a in site.args[:3]]
     if len(site.args) > 3:
         arguments.append(f"mask={site.args[3].text}")
-    if site.attrs.get("causal"):
-        arguments += ["causal=True", *site.beside]
+    arguments += ["causal=True"] if site.attrs.get("causal") else []
+    arguments += site.beside
     scale = site.attrs.get("scale")
     if scale is not None and not math.isclose(scale, site.operand(0)[-1] ** -0.5):
         arguments.append(f"scale={number(scale)}")
@@ -129,7 +130,8 @@ def _attention(site: Site) -> Expr:
         arguments.append(f"dropout={literal(site.attrs['dropout_p'])} * self.training")
         apart = site.drawn_apart(dims=3)  # scores [b, h, s, t] are dropped
         arguments += [axis_argument(apart)] if apart else []
-    return Expr(call("attention", arguments), weight=HEAVY)
+    ring = {CAUSAL_RING, RING, ZIGZAG_RING} & site.at.implementations.keys()
+    return Expr(call("ring_attention" if ring else "attention", arguments), weight=HEAVY)
 
 
 def _rotary(site: Site) -> Expr:

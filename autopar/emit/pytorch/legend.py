@@ -7,16 +7,16 @@ import textwrap
 
 from autopar.emit import legend as shared
 from autopar.emit.headings import state_held
-from autopar.emit.legend import AXIS, MOVES, PARTIAL, SPLIT, Word
+from autopar.emit.legend import AXIS, MOVES, PARTIAL, SPLIT, ZIGZAG, Word
 from autopar.emit.names import LAYERS
 from autopar.emit.pytorch.site import uneven_dims
-from autopar.lowering.spread import BATCH_AXES, Lowered
-from autopar.nouns.axes import REPLICATE, SHARD
+from autopar.lowering.lowered import BATCH_AXES, Lowered
 from autopar.nouns.plan import Plan
 
 _LAYERS = "|".join(sorted(LAYERS))
 _WORDS = (
     SPLIT,
+    ZIGZAG,
     PARTIAL,
     Word(AXIS + r':D\b(?!")', "{}:D", "whole on every rank; each rank's gradient is a partial sum"),
     Word(
@@ -74,7 +74,7 @@ def state(plan: Plan) -> list[str]:
     """How the data ranks hold the model's state, and what ``train.py`` moves of it."""
     sizes = plan.program_mesh
     zero = max(stage.zero for stage in plan.stages)
-    axes = [axis for axis in (REPLICATE, SHARD) if sizes.size(axis) > 1]
+    axes = sizes.batch_axes
     held = state_held(plan)
     if not axes:
         return [f"{held}."]

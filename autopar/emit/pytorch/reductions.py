@@ -92,10 +92,12 @@ def _noise(site: Site) -> Expr:
     """Drawn whole on model axes, where all ranks draw the same, and cut: no stream of random
     numbers moves on further than another, and a program draws the same whatever its ``tp``."""
     made, cuts = list(site.result()), []
-    for axis, placement in model_part(site.at.results[0]).placements:
+    lies = site.lowered.lie(site.at.op.outputs[0], site.at.results[0])
+    for axis, placement in model_part(lies).placements:
         if placement.kind == "S":
             made[placement.dim] *= site.mesh.size(axis)
-            cuts.append((placement.dim, axis))
+            order = ['order="zigzag"'] if placement.zigzag else []
+            cuts.append([f"dim={placement.dim}", f"axis={literal(axis)}", *order])
     distribution, given = site.attrs["distribution"], [*map(literal, site.attrs["given"])]
     kind = f"dtype={dtype(site.attrs['dtype'])}"
     rest = [tuple_text(made), kind, "device=device()"]
@@ -106,8 +108,8 @@ def _noise(site: Site) -> Expr:
         text = call("torch.randint", [*given, *rest])
     else:
         text = f"{call('torch.empty', rest)}.{distribution}_({', '.join(given)})"
-    for dim, axis in cuts:
-        text = call("shard", [text, f"dim={dim}", f"axis={literal(axis)}"])
+    for cut in cuts:
+        text = call("shard", [text, *cut])
     return Expr(text, weight=LIGHT)
 
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from autopar.emit.names import FUNCTIONS, first_free, identifier
 from autopar.emit.pytorch.scopes import Scope
 from autopar.emit.pytorch.site import model_part
 from autopar.emit.roles import Known
 from autopar.emit.text import COLUMNS
-from autopar.lowering.spread import Lowered, Operand
+from autopar.lowering.lowered import Lowered, Operand
 from autopar.nouns.graph import Tensor
+from autopar.nouns.sharding import Sharding
 
 _HINTS = {("rotary", 1): "cos", ("rotary", 2): "sin", ("attention", 3): "mask"}
 
@@ -72,12 +72,8 @@ def shapes(
 
     def shown(name: str, variable: str) -> str:
         value = lowered.tensors[name]
-        placed = replace(
-            model_part(value.shared),
-            placements=tuple(
-                (a, p) for a, p in model_part(value.shared).placements if p.kind in "SP"
-            ),
-        )
+        lies = model_part(lowered.lie(name, value.shared)).placements
+        placed = Sharding(tuple((a, p) for a, p in lies if p.kind in "SP"))
         text = str(list(value.shared.local_shape(value.tensor.shape, mesh)))
         return " ".join(filter(None, (variable, text, str(placed) if placed.placements else "")))
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from autopar.emit.constants import literal
 from autopar.emit.text import Lines, docstring, lines_of
-from autopar.nouns.axes import PIPELINE, REPLICATE, SAMPLES, SHARD
+from autopar.nouns.axes import BATCH, PIPELINE, REPLICATE, SEQUENCES
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.zero import ZERO, over
 
@@ -58,7 +58,7 @@ class How:
 
     @property
     def data(self) -> tuple[str, ...]:
-        return self.mesh.sample_axes
+        return self.mesh.batch_axes
 
     @property
     def shares(self) -> bool:
@@ -68,7 +68,7 @@ class How:
     @property
     def shards(self) -> bool:
         """Whether FSDP2 holds the state."""
-        return over(self.zero, self.mesh.size(SHARD)).optimizer
+        return over(self.zero, self.mesh.ways(self.mesh.sharing())).optimizer
 
     @property
     def holder(self) -> str:
@@ -79,7 +79,7 @@ class How:
 
     @property
     def model_axes(self) -> tuple[str, ...]:
-        return tuple(a for a in self.mesh.axes if a not in (*SAMPLES, PIPELINE))
+        return tuple(a for a in self.mesh.axes if a not in (*BATCH, PIPELINE))
 
 
 def train_text(how: How) -> str:
@@ -129,21 +129,26 @@ def _held(how: How) -> str:
         if how.data:
             return f"Every rank of {_and(how.data)} holds all that it computes with (DDP)."
         return "Every parameter stays as it is: no axis splits the batch."
-    return {
-        1: "FSDP2 over dp_shard: gathers all parameters once a step; splits the optimizer's state.",
-        2: "FSDP2 over dp_shard: gathers all parameters once a step; splits gradients and state.",
-        3: "FSDP2 over dp_shard: gathers a layer's parameters for its forward, again for backward.",
+    does = {
+        1: "gathers all parameters once a step; splits the optimizer's state.",
+        2: "gathers all parameters once a step; splits gradients and state.",
+        3: "gathers a layer's parameters for its forward, again for backward.",
     }[how.zero]
+    return f"FSDP2 over {_and(how.mesh.sharing())}: {does}"
 
 
 def _backward(how: How) -> list[str]:
     lines = Lines(4)
     lines.add('"""The loss of a global batch; `grad` of every piece is then the gradient of it."""')
     lines.add("state.zero_grad()")
-    cut = _and(("microbatch", *how.data) if how.microbatches > 1 else how.data)
+    samples = how.mesh.sample_axes
+    cut = _and(("microbatch", *samples) if how.microbatches > 1 else samples)
+    along = _and(tuple(a for a in how.mesh.batch_axes if a in SEQUENCES))
+    cuts = [f"dim 0 by {cut}"] if cut else []
+    cuts += [f"dim 1 of sequences by {along}"] if along else []
     lines.add(
         "microbatches = cut_batch(batch, state.ranks, state.settings)",
-        f"dim 0 by {cut}" if cut else "",
+        ", ".join(cuts),
     )
     given = "microbatch"
     if how.counts:
@@ -219,10 +224,10 @@ def _reduced(how: How, where: str) -> str:
     whole = REPLICATE in how.data
     if where == "here":
         more = ", then all-reduces over dp_replicate" if whole else ""
-        return f"FSDP2 meanwhile reduce-scatters over dp_shard{more}"
+        return f"FSDP2 meanwhile reduce-scatters over {_and(how.mesh.sharing())}{more}"
     often = "each" if ZERO[how.zero].gradients else "the last"
     more = ", all-reduces over dp_replicate in the last" if whole else ""
-    return f"FSDP2 reduce-scatters over dp_shard in {often}{more}"
+    return f"FSDP2 reduce-scatters over {_and(how.mesh.sharing())} in {often}{more}"
 
 
 def _late(how: How, lines: Lines) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from autopar.emit.marks import RESHARDED, mark
 from autopar.emit.names import identifier
@@ -14,7 +14,7 @@ from autopar.emit.pytorch.variables import Variables
 from autopar.emit.roles import Known
 from autopar.emit.sizes import NONE, Sizes
 from autopar.emit.text import Expr, Lines, variable
-from autopar.lowering.spread import Lowered, LoweredOp, LoweredTensor
+from autopar.lowering.lowered import Lowered, LoweredOp, LoweredTensor
 from autopar.nouns.graph import Tensor
 from autopar.nouns.plan import key
 from autopar.nouns.recompute import KEEP_ALL, Recompute
@@ -107,13 +107,15 @@ class Values:
         """Says above the next statement which tensors it makes, where marks are asked for and
         their pieces, one behind the other, are the whole."""
         if self.around.marks and not self.lowered.apart.intersection(names):
-            made = [(key(self.lowered.block, n), self.tensor(n).produced) for n in names]
+            lies = self.lowered.lie
+            made = [(key(self.lowered.block, n), lies(n, self.tensor(n).produced)) for n in names]
             self.lines.lines.append(" " * self.lines.indent + mark(made))
 
     def mark_resharded(self, name: str, sharding: Sharding) -> None:
         if self.around.marks and name not in self.lowered.apart:
             label = key(self.lowered.block, name) + RESHARDED
-            self.lines.lines.append(" " * self.lines.indent + mark([(label, sharding)]))
+            lies = self.lowered.lie(name, sharding)
+            self.lines.lines.append(" " * self.lines.indent + mark([(label, lies)]))
 
     def _readers(self, name: str) -> int:
         read = [o.name for op in self.lowered.ops for o in op.operands]
@@ -172,11 +174,11 @@ class Values:
         for step in steps:
             state = state.with_placement(self.lowered.mesh, step.axis, step.target)
             after = self.around.sizes.local(self.lowered, name, state)
-            for call, comment in step_text.calls(step, "%", after):
+            for call, comment in step_text.calls(self._lies(name, step), "%", after):
                 if not var:
                     self.variables.release(token)
                     var = self.variables.pick(hints, token)
-                shown = shape_comment(after, state) + (f", {comment}" if comment else "")
+                shown = self._shown(name, after, state) + (f", {comment}" if comment else "")
                 if (
                     self.around.marks and step is steps[-1] and self._readers(name) == 1
                 ):  # else it has part of the gradient
@@ -193,11 +195,19 @@ class Values:
         for step in steps:
             state = state.with_placement(self.lowered.mesh, step.axis, step.target)
             after = self.around.sizes.local(self.lowered, name, state)
-            for call, comment in step_text.calls(step, var, after):
+            for call, comment in step_text.calls(self._lies(name, step), var, after):
                 if state == made.shared:
                     self.mark_resharded(name, state)
-                shown = shape_comment(after, state) + (f", {comment}" if comment else "")
+                shown = self._shown(name, after, state) + (f", {comment}" if comment else "")
                 self.assign(var, call, shown, above=True)
+
+    def _lies(self, name: str, step: Step) -> Step:
+        """With its placements marked where pieces lie in zigzag."""
+        source, target = (self.lowered.lies(name, step.axis, p) for p in (step.source, step.target))
+        return replace(step, source=source, target=target)
+
+    def _shown(self, name: str, shape: Sequence[int], sharding: Sharding) -> str:
+        return shape_comment(shape, self.lowered.lie(name, sharding))
 
     def flush(self, name: str) -> None:
         expr = self.pending.pop(name)
@@ -227,7 +237,7 @@ class Values:
         """The comment with the local shape of a tensor as produced."""
         value = self.tensor(name)
         shape = value.produced.local_shape(value.tensor.shape, self.lowered.mesh)
-        return shape_comment(shape, value.produced)
+        return self._shown(name, shape, value.produced)
 
 
 def bound(text: str) -> Expr:

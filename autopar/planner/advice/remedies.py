@@ -25,6 +25,7 @@ from autopar.planner.ask.sentences import layout_text, size_text
 from autopar.planner.search.layouts import Progress, search_plan
 from autopar.planner.solve.standings import NothingFits
 from autopar.pricing.state import StateSharding
+from autopar.pricing.units.unit import Kind
 from autopar.pricing.utilization import peak_time_s
 
 FACTORS = (2, 4, 8, 16, 32, 64)
@@ -193,10 +194,10 @@ def _least_state(question: Question, devices: int) -> int:
     state = StateSharding(3, mesh, 1, question.precision, question.optimizer)
     total = 0
     for _, tensor in question.graph.parameters():
-        numel, dtype = tensor.numel, tensor.dtype
-        total += state.parameter_bytes(numel, dtype)
+        numel, kind = tensor.numel, Kind(tensor.dtype)
+        total += state.parameter_bytes(numel, kind)
         if tensor.differentiable:
-            total += state.gradient_bytes(numel, dtype)
+            total += state.gradient_bytes(numel, kind)
             if not question.offloads:
-                total += state.optimizer_bytes(numel, dtype)
+                total += state.optimizer_bytes(numel, kind)
     return total

@@ -6,10 +6,21 @@ computes. How the data axes are split and what ZeRO shards over them comes after
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from autopar.nouns.axes import CONTEXT, REPLICATE, SHARD, TENSOR
+from autopar.nouns.axes import (
+    CONTEXT,
+    EXPERT,
+    HEADS,
+    REPLICATE,
+    SAMPLES,
+    SECOND_TENSOR,
+    SHARD,
+    SHARING,
+    TENSOR,
+)
 from autopar.nouns.layout import LayoutError, Pins, alternatives, divisors
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.offload import OFFLOAD
@@ -17,12 +28,14 @@ from autopar.nouns.recompute import POLICIES, Recompute
 from autopar.nouns.zero import ZERO_LEVELS
 from autopar.planner.ask.pins import DEGREES
 
+ALONE = Mesh((), ())
+
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """``data`` times the ranks of ``model``; the batch is cut into ``microbatches`` first.
 
-    model: every axis that splits neither samples nor depth, outermost first.
+    model: every axis but depth and those of data parallelism, outermost first.
     """
 
     data: int
@@ -39,10 +52,37 @@ class Candidate:
         """Of one pipeline rank."""
         return self.data * self.model.device_count
 
+    @property
+    def parts(self) -> int:
+        """Into how many parts of samples its ranks cut a microbatch."""
+        return self.data * self.model.ways(SAMPLES)
 
-def model_mesh(tp: int, cp: int = 1) -> Mesh:
-    """Of a candidate; sequences are an axis where they are split."""
-    return Mesh((CONTEXT, TENSOR), (cp, tp)) if cp > 1 else Mesh((TENSOR,), (tp,))
+
+def model_mesh(tp: int, tp2: int = 1, ring: int = 1, head: int = 1, ep: int = 1) -> Mesh:
+    """Of a candidate; experts and sequences have axes where these are split."""
+    sizes = {EXPERT: ep, CONTEXT: ring, HEADS: head, SECOND_TENSOR: tp2, TENSOR: tp}
+    used = tuple(axis for axis, size in sizes.items() if size > 1 or axis == TENSOR)
+    return Mesh(used, tuple(sizes[axis] for axis in used))
+
+
+def sequence_splits(pins: Pins, cp: int) -> list[tuple[int, int]]:
+    """(rows, heads): how ``cp`` ranks may share attention, rows alone first.
+
+    Ranks that split rows may do heads in their place, op by op, so none split heads alone unless
+    that is pinned.
+    """
+    return [
+        (ring, cp // ring)
+        for ring in divisors(cp)[::-1]
+        if pins.cp_ring in (None, ring)
+        and (pins.cp_head == cp // ring or (pins.cp_head is None and (ring > 1 or cp == 1)))
+    ]
+
+
+def _near_splits(cp: int, near: int) -> list[tuple[int, int]]:
+    """(rows, heads) of what is not pinned; ``near``: ranks of ``cp`` that fast links join."""
+    heads = max((n for n in divisors(cp) if n <= near), default=1)
+    return [(cp, 1)] if heads in (1, cp) else [(cp, 1), (cp // heads, heads)]
 
 
 def degrees_text(mesh: Mesh, between: str = " ") -> str:
@@ -50,24 +90,67 @@ def degrees_text(mesh: Mesh, between: str = " ") -> str:
     return between.join(f"{a}={n}" for a, n in zip(mesh.axes, mesh.sizes, strict=True))
 
 
-def candidates(devices: int, batch: int, pins: Pins) -> list[Candidate]:
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """What ranks may share where that is not pinned.
+
+    along:   numbers of ranks to a sequence. They share one where they cannot have samples of their
+             own: else these take as long and move less. By rows, or, if they are more than are
+             near, by heads among the near ones.
+    experts: numbers of ranks that lend themselves to experts.
+    near:    ranks that the fastest links join.
+    """
+
+    along: tuple[int, ...] = ()
+    experts: tuple[int, ...] = ()
+    near: int = 1
+
+    def within(self, devices: int) -> Sharing:
+        """On so many devices."""
+        along, experts = (
+            tuple(n for n in numbers if devices % n == 0) for numbers in (self.along, self.experts)
+        )
+        return Sharing(along, experts, self.near)
+
+
+NOTHING_SHARED = Sharing()
+
+
+def candidates(
+    devices: int, batch: int, pins: Pins, sharing: Sharing = NOTHING_SHARED
+) -> list[Candidate]:
     """Every candidate that the device count, the batch and the pins allow.
 
     Raises:
         LayoutError: none is left; the message says which numbers do not divide, and which would.
     """
-    cp = pins.cp or 1
-    ranks = [] if devices % cp else _data_ranks(devices // cp, pins)
-    if not ranks:
+    beside = pins.tp2 or 1
+    asked = [1, *sharing.along] if pins.cp is None else [pins.cp]
+    ranks = {
+        cp: _data_ranks(devices // (cp * beside), pins)
+        for cp in asked
+        if not devices % (cp * beside) and not devices % (pins.ep or 1)
+    }
+    if not any(ranks.values()):
         raise LayoutError(f"--fix {pins} does not make up {devices} devices of a stage")
     possible = [
-        Candidate(data, model_mesh(devices // cp // data, cp), count)
-        for data in ranks
+        Candidate(data // ep, model_mesh(rest // data, beside, ring, head, ep), count)
+        for cp, listed in ranks.items()
+        for rest in (devices // (cp * beside),)
+        for data in listed
+        for ring, head in (
+            sequence_splits(pins, cp)
+            if pins.cp
+            else _near_splits(cp, sharing.near // (rest // data))
+        )
+        for ep in _borrowed(data, pins, sharing.experts)
         if batch % data == 0
         for count in _microbatches(batch // data, pins.microbatch)
+        if pins.cp is not None or math.gcd(batch // data // count, cp) == 1
     ]
     if not possible:
-        raise LayoutError(_does_not_divide(devices // cp, batch, pins, ranks))
+        cp = asked[0]
+        raise LayoutError(_does_not_divide(devices // (cp * beside), batch, pins, ranks[cp]))
     return possible
 
 
@@ -76,7 +159,19 @@ def _data_ranks(devices: int, pins: Pins) -> list[int]:
     return [
         devices // tp
         for tp in divisors(devices)
-        if any(layouts(devices // tp, pins)) and pins.tp in (None, tp)
+        if _borrowed(devices // tp, pins) and pins.tp in (None, tp)
+    ]
+
+
+def _borrowed(data: int, pins: Pins, experts: Collection[int] = ()) -> list[int]:
+    """How many of a group of data ranks may have other experts, most first: the rest of ``ep`` is
+    ranks of other axes. ``experts``: where that is not pinned."""
+    may = {1, *experts} if pins.ep is None else divisors(pins.ep)
+    return [
+        ep
+        for ep in divisors(data)[::-1]
+        if ep in may
+        and any(layouts(data // ep, pins, model=model_mesh(1, ring=pins.cp or 1, ep=ep)))
     ]
 
 
@@ -126,18 +221,33 @@ class StateLayout:
         return Mesh((REPLICATE, SHARD, *model.axes), sizes)
 
 
-def layouts(data: int, pins: Pins, policies: Sequence[str] = POLICIES) -> Iterator[StateLayout]:
+def layouts(
+    data: int, pins: Pins, policies: Sequence[str] = POLICIES, model: Mesh = ALONE
+) -> Iterator[StateLayout]:
     """Every state sharding of ``data`` ranks, the least sharded first; nothing is offloaded where
     that is not pinned: what does not fit then is tried so (`offloaded`). ``policies``: of
-    recomputation, where none is pinned."""
+    recomputation, where none is pinned. ``model``: of the candidate, some axes of which may share
+    state too, and ``ep`` borrows ranks of ``dp_shard``."""
+    borrowed, beside = model.size(EXPERT), model.ways(SHARING)
     for recompute in map(Recompute, policies) if pins.recompute is None else (pins.recompute,):
         for shard in divisors(data):
             replicate = data // shard
-            if pins.dp_shard not in (None, shard) or pins.dp_replicate not in (None, replicate):
+            if pins.dp_shard not in (None, shard * borrowed) or pins.dp_replicate not in (
+                None,
+                replicate,
+            ):
                 continue
-            for zero in (0,) if shard == 1 else ZERO_LEVELS[1:]:
+            for zero in _levels(shard, beside):
                 if pins.zero in (None, zero):
                     yield StateLayout(replicate, shard, zero, recompute, pins.offload or OFFLOAD[0])
+
+
+def _levels(shard: int, beside: int) -> Sequence[int]:
+    """Of ZeRO on ``shard`` ranks of data parallelism, each with others ``beside`` it that share
+    state; that nothing is shared is said by replicas where it can be."""
+    if shard > 1:
+        return ZERO_LEVELS[1:]
+    return ZERO_LEVELS if beside > 1 else ZERO_LEVELS[:1]
 
 
 def offloaded(layout: StateLayout) -> StateLayout:

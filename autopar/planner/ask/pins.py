@@ -1,6 +1,7 @@
 """What ``--fix`` pins of a model, and which of it the cluster allows.
 
-The degrees make up the devices: ``dp_replicate x dp_shard x cp x tp x pp = devices``. A microbatch
+The degrees make up the devices: ``dp_replicate x dp_shard x cp x tp2 x tp x pp = devices``; ``cp``
+is ``cp_ring x cp_head``, and ``ep`` borrows ranks of ``dp_shard``, ``cp`` and ``tp``. A microbatch
 has ``microbatch`` samples on each data rank: ``batch = dp_replicate x dp_shard x microbatch x
 microbatches``. The first is checked here, before any model is captured; the second with the batch
 (`autopar.planner.ask.candidates`).
@@ -13,8 +14,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from autopar.nouns.axes import CONTEXT, EXPERT, PIPELINE, REPLICATE, SHARD, TENSOR
+from autopar.nouns.axes import (
+    CONTEXT,
+    EXPERT,
+    HEADS,
+    PIPELINE,
+    REPLICATE,
+    SECOND_TENSOR,
+    SHARD,
+    TENSOR,
+)
 from autopar.nouns.layout import (
+    RING_RANKS,
     WORDS,
     Grammar,
     LayoutError,
@@ -29,13 +40,18 @@ from autopar.pipeline.schedules.table import SCHEDULES
 from autopar.pipeline.written import read_schedule
 
 DEGREES = (REPLICATE, SHARD, TENSOR)
-"""What splits the devices of a stage, beside ``cp``."""
-LATER = (EXPERT,)
-"""Counts that no backend emits above 1; the transformer family prices them."""
-ALONE = (*LATER, "sequence_parallel")
+"""What splits the devices of a stage, beside ``cp`` and ``tp2``."""
+ALONE = ("sequence_parallel",)
+"""What no backend emits; the transformer family prices it."""
+PYTORCH_ALONE = (CONTEXT, RING_RANKS, HEADS, EXPERT)
+"""Counts that JAX programs do not have above 1."""
 CHOICES = (
     *DEGREES,
     CONTEXT,
+    RING_RANKS,
+    HEADS,
+    SECOND_TENSOR,
+    EXPERT,
     PIPELINE,
     "schedule",
     "interleave",
@@ -58,7 +74,7 @@ def unemitted(pairs: Mapping[str, str], framework: str = "torch") -> tuple[str, 
     """
 
     def emitted(name: str, text: str) -> bool:
-        if name in LATER or (name == CONTEXT and framework == "jax"):
+        if name in PYTORCH_ALONE and framework == "jax":
             return text.lstrip("0") == "1"
         return name != "sequence_parallel" and (name, text) != ("recompute", ATTENTION)
 
@@ -82,15 +98,10 @@ def read_pins(pairs: Mapping[str, str], devices: int) -> tuple[Pins, Lists | Non
     pins = grammar.read(pairs)
     for name in ALONE:
         if pins.texts().get(name, "1") != "1":
-            why = (
-                "programs decide it op by op"
-                if name not in LATER
-                else f"programs are emitted for {name}=1; `autopar plan` and `autopar estimate` "
-                "price others without a program"
-            )
-            raise LayoutError(f"--fix {name}={pairs[name]}: {why}")
-    pins, actions = _scheduled(pins.without(*LATER), pins.schedule or ORDERS[0])
-    pp, cp = pins.pp or 1, pins.cp or 1
+            raise LayoutError(f"--fix {name}={pairs[name]}: programs decide it op by op")
+    pins, actions = _scheduled(pins, pins.schedule or ORDERS[0])
+    pins = _along_sequences(pins)
+    pp, cp, tp2 = pins.pp or 1, pins.cp or 1, pins.tp2 or 1
     if devices % pp:
         raise LayoutError(
             f"--fix pp={pp} makes equal groups of devices, and there are {devices}: pp may "
@@ -102,14 +113,39 @@ def read_pins(pairs: Mapping[str, str], devices: int) -> tuple[Pins, Lists | Non
             f"{devices // pp}{' of a stage' if pp > 1 else ''}: cp may be "
             f"{alternatives(divisors(devices // pp))}"
         )
+    if devices // pp // cp % tp2:
+        raise LayoutError(
+            f"--fix tp2={tp2} does not divide the {devices // pp // cp} devices that are left for "
+            f"it: tp2 may be {alternatives(divisors(devices // pp // cp))}"
+        )
     for name in ("schedule", "interleave"):
         if pp == 1 and pairs.get(name, "none") not in ("none", "1"):
             raise LayoutError(
                 f"--fix {name}={pairs[name]} orders stages of a pipeline, and there is one: "
                 "give --fix pp=2 or more with it"
             )
-    _check(pins, devices // pp // cp)
+    _check(pins, devices // pp // cp // tp2)
     return pins, actions
+
+
+def _along_sequences(pins: Pins) -> Pins:
+    """With ``cp`` said, where it follows from ``cp_ring`` and ``cp_head``."""
+    ring, head = pins.cp_ring or 1, pins.cp_head or 1
+    if pins.cp is None:
+        return replace(pins, cp=ring * head) if ring * head > 1 else pins
+    both = pins.cp_ring is not None and pins.cp_head is not None
+    if pins.cp % (ring * head) or (both and pins.cp != ring * head):
+        product = " x ".join(
+            f"{name}={value}"
+            for name, value in ((RING_RANKS, pins.cp_ring), (HEADS, pins.cp_head))
+            if value is not None
+        )
+        raise LayoutError(
+            f"--fix cp={pins.cp} is cp_ring x cp_head, and {product} "
+            f"{'makes ' + str(ring * head) if both else 'does not divide it'}; leave cp out, or "
+            f"take {'cp=' + str(ring * head) if both else 'a divisor of ' + str(pins.cp)}"
+        )
+    return pins
 
 
 def _scheduled(pins: Pins, schedule: str) -> tuple[Pins, Lists | None]:
@@ -138,7 +174,10 @@ def allows(pins: Pins, split: Split) -> bool:
     pinned = (pins.dp_replicate, pins.dp_shard, pins.tp)
     if any(pin not in (None, degree) for pin, degree in zip(pinned, split, strict=True)):
         return False
-    return pins.zero is None or (pins.zero > 0) == (split[1] > 1)
+    others = (pins.cp or 1) * (pins.ep or 1) > 1
+    if pins.zero is None or (others and split[1] == 1):
+        return True
+    return (pins.zero > 0) == (split[1] > 1)
 
 
 def _possible(pins: Pins, devices: int, *freed: str) -> list[Split]:

@@ -10,11 +10,12 @@ from autopar.nouns.graph import Graph
 from autopar.nouns.layout import LayoutError, Pins, divisors
 from autopar.nouns.plan import RunnerUp, Spread, Stage
 from autopar.pipeline.actions import Lists, to_text
-from autopar.planner.ask.candidates import Candidate, StateLayout
+from autopar.planner.ask.candidates import Candidate, Sharing, StateLayout
+from autopar.planner.ask.experts import common_experts
 from autopar.pricing.offload import obstacle as offload_obstacle
 from autopar.pricing.priced import Priced
 from autopar.pricing.sends import Order
-from autopar.rules.cut import BatchCut
+from autopar.rules.cut import Cuts
 from autopar.rules.fusion import ALONE, Fusion
 
 
@@ -28,7 +29,7 @@ class Question:
     """
 
     graph: Graph
-    cut: BatchCut
+    cuts: Cuts
     batch: int
     obstacles: tuple[str, ...]
     cluster: Cluster
@@ -59,6 +60,12 @@ class Question:
             return [self.pins.pp] if self.pins.pp > 1 else []
         return [] if self.framework == "jax" else divisors(self.cluster.device_count)[1:]
 
+    @property
+    def sharing(self) -> Sharing:
+        """What ranks may share where that is not pinned."""
+        experts = tuple(common_experts(self.graph)) if self.framework == "torch" else ()
+        return Sharing(tuple(self.cuts.along), experts, self.cluster.levels[0].span)
+
     def legal(self, listed: Sequence[Candidate]) -> list[Candidate]:
         """Those that cut the batch no further than its samples may be taken apart.
 
@@ -67,7 +74,7 @@ class Question:
         """
         whole = [c for c in listed if c.microbatches == 1]
         if not self.splits_batch:
-            whole = [c for c in whole if c.data == 1]
+            whole = [c for c in whole if c.parts == 1]
             if not whole:
                 raise LayoutError(
                     "an op mixes the samples of the batch, so one data rank has all of them; leave "

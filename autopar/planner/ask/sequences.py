@@ -1,22 +1,23 @@
-"""The batch cut along its sequences as well, where ``--fix cp`` asks for it."""
+"""The batch cut along its sequences as well, where ``--fix cp`` asks for it or the search may."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from autopar.lowering.spread import LoweringError, lower
+from autopar.lowering.lowered import LoweringError
+from autopar.lowering.spread import lower
 from autopar.nouns.axes import CONTEXT, SHARD
 from autopar.nouns.graph import Graph
-from autopar.nouns.layout import LayoutError
+from autopar.nouns.layout import LayoutError, divisors
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Spread
-from autopar.rules.cut import BatchCut, batch_cut
+from autopar.rules.cut import BatchCut, Cut, Cuts, batch_cut
 from autopar.rules.pieces import BatchMixed
 
 WITHOUT = {CONTEXT: "1"}
 
 
-def cut_along(graph: Graph, batch_dims: Mapping[str, int], cp: int, framework: str) -> BatchCut:
+def cuts_along(graph: Graph, batch_dims: Mapping[str, int], cp: int, framework: str) -> Cuts:
     """For ``cp`` ranks to a sample.
 
     Raises:
@@ -33,7 +34,22 @@ def cut_along(graph: Graph, batch_dims: Mapping[str, int], cp: int, framework: s
         _try_beside_samples(graph, batch_dims, cut, cp)
     except (BatchMixed, LoweringError) as error:
         raise LayoutError(f"--fix cp={cp}: {error}", WITHOUT) from error
-    return cut
+    assert cut.sequences is not None
+    return Cuts(cut.samples, {cp: cut.sequences})
+
+
+def every_cut(graph: Graph, samples: Cut, devices: int) -> Cuts:
+    """For every number of ranks to a sequence that divides ``devices`` and the model allows."""
+    along: dict[int, Cut] = {}
+    for cp in divisors(devices)[1:]:
+        try:
+            cut = batch_cut(graph, samples.dims, cp)
+            _try_beside_samples(graph, samples.dims, cut, cp)
+        except (BatchMixed, LoweringError):
+            continue
+        if cut.sequences is not None:
+            along[cp] = cut.sequences
+    return Cuts(samples, along)
 
 
 def _try_beside_samples(

@@ -6,8 +6,17 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from autopar.nouns.axes import CONTEXT, PIPELINE, REPLICATE, SHARD, TENSOR
-from autopar.nouns.layout import DEGREES, WORDS, Grammar, Layout, LayoutError, Pins, pairs_of
+from autopar.nouns.axes import CONTEXT, HEADS, PIPELINE, REPLICATE, SECOND_TENSOR, SHARD, TENSOR
+from autopar.nouns.layout import (
+    DEGREES,
+    RING_RANKS,
+    WORDS,
+    Grammar,
+    Layout,
+    LayoutError,
+    Pins,
+    pairs_of,
+)
 from autopar.nouns.offload import OFFLOAD
 from autopar.nouns.recompute import ATTENTION, FULL, KEEP_ALL, NONE, Recompute
 from autopar.pipeline.schedules.table import SCHEDULES
@@ -33,9 +42,15 @@ def read_pins(pairs: Mapping[str, str]) -> Pins:
         raise LayoutError(
             f"--fix offload={pins.offload}: layouts of architecture figures keep the optimizer's "
             "state on devices so far; `autopar plan` prices it in host memory, of a model and "
-            "without cp, ep and sequence_parallel"
+            "without sequence_parallel"
         )
-    return pins.without("offload")
+    if {pins.cp_head, pins.tp2} - {None, 1} or pins.cp_ring not in (None, pins.cp):
+        raise LayoutError(
+            f"--fix {Pins(tp2=pins.tp2, cp_ring=pins.cp_ring, cp_head=pins.cp_head)}: layouts of "
+            "architecture figures split rows of attention over cp and tensors over tp, and nothing "
+            "else so far; say cp and tp alone, or give `autopar plan` a model"
+        )
+    return pins.without("offload", RING_RANKS, HEADS, SECOND_TENSOR)
 
 
 def completed(pins: Pins, devices: int, global_batch: int | None = None) -> Layout:

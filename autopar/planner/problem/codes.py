@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from autopar.lowering.spread import BATCH_AXES
+from autopar.lowering.lowered import BATCH_AXES
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.sharding import DEFERRED, PARTIAL, WHOLE, Placement, Sharding, split
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from autopar.lowering.spread import BATCH_AXES
+from autopar.lowering.lowered import BATCH_AXES
+from autopar.nouns.axes import CONTEXT, EXPERT, HEADS, MICROBATCH
 from autopar.nouns.graph import Graph, Op
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import key
 from autopar.planner.problem.bindings import Bindings
 from autopar.rules.cut import BatchCut
 from autopar.rules.notation import BoundRule
-from autopar.rules.strategies import Strategy, flows, restricted, strategies
+from autopar.rules.strategies import Strategy, alternatives, flows, restricted, strategies
 from autopar.rules.work import PRODUCTS
 
 
@@ -26,7 +28,8 @@ class Legal:
     Data axes do what the batch's flow says. Where there are any, the batch is theirs: model axes
     split everything else. (A batch split over ``tp`` is data parallelism without state sharding,
     which the data axes do better.) ``must_split``: products that a model axis can split are split.
-    ``even``: all ranks get pieces of one size.
+    ``even``: all ranks get pieces of one size. ``experts``: ranks that the experts of a layer are
+    spread over; None: as many as is best. ``rows``: ranks of ``cp`` keep to rows of attention.
     """
 
     mesh: Mesh
@@ -34,6 +37,8 @@ class Legal:
     bindings: Bindings
     must_split: bool = False
     even: bool = False
+    experts: int | None = None
+    rows: bool = False
     _legal: dict[tuple[str | None, str], tuple[BoundRule, list[Strategy]]] = field(
         default_factory=dict
     )
@@ -41,6 +46,10 @@ class Legal:
     @property
     def model_axes(self) -> list[str]:
         return [a for a in self.mesh.axes if a not in BATCH_AXES]
+
+    @property
+    def batch_axes(self) -> list[str]:
+        return [a for a in self.mesh.axes if a in BATCH_AXES]
 
     def of(self, block: str | None, graph: Graph, op: Op) -> tuple[BoundRule, list[Strategy]]:
         """The bound rule of ``op`` and its strategies. Raises `NoStrategy`."""
@@ -52,7 +61,8 @@ class Legal:
     def _find(self, block: str | None, graph: Graph, op: Op) -> tuple[BoundRule, list[Strategy]]:
         bound = self.bindings.of(block, op, graph)
         where = key(block, op.name)
-        pinned = {a: self.cut.on(a).choices[where] for a in self.mesh.axes if a in BATCH_AXES}
+        apart = any(key(block, name) in self.cut.apart for name in op.inputs)
+        pinned = {a: self._on_batch_axis(a, bound, where, apart) for a in self.batch_axes}
         legal = strategies(bound, self.mesh, any(flows(op, graph.tensors)[1]), pinned)
         if not legal:
             raise NoStrategy(
@@ -64,13 +74,43 @@ class Legal:
             legal = [s for s in legal if all(s.on(a) not in taken for a in self.model_axes)]
         if self.even:
             legal = [s for s in legal if self._is_even(s, bound)]
+        if self.experts is not None and "experts" == op.kind:
+            legal = [s for s in legal if self._ways(s, bound).get("e", 1) == self.experts]
+            if not legal:
+                raise NoStrategy(f"{op.source}: no {self.experts} ranks of {self.mesh} for experts")
         if self.must_split and bound.rule.cost in PRODUCTS:
             split = [s for s in legal if any(s.on(a) in bound.factors for a in self.model_axes)]
             legal = split or legal
         return bound, legal
 
+    def _on_batch_axis(
+        self, axis: str, bound: BoundRule, where: str, apart: bool
+    ) -> tuple[str, ...]:
+        """What follows from how the batch flows, and what may take its place. ``apart``: of pieces
+        that lie here and there, which nothing may put together."""
+        usual = self.cut.on(axis).choices[where]
+        if axis == MICROBATCH:
+            return (usual,)
+        others = alternatives(bound, axis, usual, self.cut.samples.choices[where])
+        if apart or (axis == CONTEXT and self.rows):
+            others = tuple(choice for choice in others if choice not in bound.factors)
+        if axis == HEADS and others:
+            return tuple(choice for choice in others if choice in bound.factors)
+        return others if axis == EXPERT and others else (usual, *others)
+
+    def usual(self, block: str | None, op: Op) -> Mapping[str, str]:
+        """By batch axis what an op does there by how the batch flows."""
+        where = key(block, op.name)
+        return {a: self.cut.on(a).choices[where] for a in self.batch_axes}
+
     def _is_even(self, strategy: Strategy, bound: BoundRule) -> bool:
+        ways = self._ways(strategy, bound)
+        return all(bound.factors[name].size % n == 0 for name, n in ways.items())
+
+    def _ways(self, strategy: Strategy, bound: BoundRule) -> dict[str, int]:
+        """How many ways each factor is split."""
         ways: dict[str, int] = {}
         for axis, choice in strategy.choices:
-            ways[choice] = ways.get(choice, 1) * self.mesh.size(axis)
-        return all(f.size % ways.get(name, 1) == 0 for name, f in bound.factors.items())
+            for name in bound.splits(choice):
+                ways[name] = ways.get(name, 1) * self.mesh.size(axis)
+        return ways

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from autopar.lowering.spread import BATCH_AXES, MICROBATCH
+from autopar.lowering.lowered import BATCH_AXES
+from autopar.nouns.axes import MICROBATCH
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Spread
 from autopar.nouns.problem import Problem
@@ -30,14 +31,19 @@ class Node:
     count: int
     results: dict[str, Ints] = field(default_factory=dict)
     """For each tensor that the node gives: the code of its sharding under each option."""
+    usual: Mapping[str, str] = field(default_factory=dict)
+    """Of an op, by batch axis what follows from how the batch flows: a plan does not say it."""
 
     def option(self, picked: int) -> str:
-        """What a plan says of the node under an option: its decisions on the model axes."""
+        """What a plan says of the node under an option: its decisions on the model axes, and on
+        others where they are not the usual ones."""
         decision = self.decisions[picked]
         if isinstance(decision, Strategy):
-            chosen = tuple((a, c) for a, c in decision.choices if a not in BATCH_AXES)
-            return str(Strategy(chosen))
+            return str(Strategy(self._decided(decision)))
         return model_text(decision)
+
+    def _decided(self, strategy: Strategy) -> tuple[tuple[str, str], ...]:
+        return tuple((a, c) for a, c in strategy.choices if self.usual.get(a) != c)
 
     @property
     def options(self) -> list[str]:
@@ -46,8 +52,12 @@ class Node:
 
     def labels(self) -> list[list[str]]:
         """The decisions that each option consists of, such as ``["tp:h"]``."""
-        pairs = [d.choices if isinstance(d, Strategy) else d.placements for d in self.decisions]
-        return [[f"{a}:{c}" for a, c in placed if a not in BATCH_AXES] for placed in pairs]
+        return [
+            [f"{a}:{c}" for a, c in self._decided(d)]
+            if isinstance(d, Strategy)
+            else [f"{a}:{p}" for a, p in d.placements if a not in BATCH_AXES]
+            for d in self.decisions
+        ]
 
 
 @dataclass(slots=True)
@@ -70,7 +80,7 @@ class Folded:
                     ops[node.key] = option
                 for name, stored in node.results.items():
                     if name.startswith(OWNED):
-                        text = model_text(self.codes.sharding(int(stored[picked])))
+                        text = str(self.codes.sharding(int(stored[picked])))
                         if text != "R":
                             parameters[name.removeprefix(OWNED)] = text
             elif node.kind == "shared":

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autopar.lowering.spread import LoweredOp, Operand
+from autopar.lowering.lowered import LoweredOp, Operand
 from autopar.nouns.graph import Op, Tensor
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.sharding import Placement
@@ -96,13 +96,11 @@ def _alike(
     """
     columns = []
     for k, name in enumerate(names):
-        factor = bound.factors.get(name)
-        if factor is None:
-            continue
-        local = np.full(len(chosen), factor.size, np.int64)
-        for i, ways in enumerate(mesh.sizes):
-            local = np.where(chosen[:, i] == k, -(-local // ways), local)
-        columns.append(local)
+        for factor in bound.splits(name):
+            local = np.full(len(chosen), bound.factors[factor].size, np.int64)
+            for i, ways in enumerate(mesh.sizes):
+                local = np.where(chosen[:, i] == k, -(-local // ways), local)
+            columns.append(local)
         if bound.rule.moves_inside(name):
             columns.append((chosen == k) @ (1 << np.arange(len(mesh.sizes), dtype=np.int64)))
     if not columns:

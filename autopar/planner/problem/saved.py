@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from autopar.lowering.spread import LoweredOp
+from autopar.lowering.lowered import LoweredOp
 from autopar.nouns.graph import DTYPE_BYTES, Tensor
 from autopar.nouns.mesh import Mesh
-from autopar.rules.work import extents, kept_bytes
+from autopar.rules.work import kept_bytes
 
 
 def saved_bytes(
@@ -18,7 +18,7 @@ def saved_bytes(
     assert op.bound is not None
     total = 0
     if any(tensors[n].differentiable for n in op.op.outputs):
-        total += sum(kept_bytes(op.bound, extents(op.bound, op.strategy, mesh)))
+        total += sum(kept_bytes(op.bound, op.strategy, mesh))
     for name in names:
         if name in op.op.inputs:
             sharding = op.operands[op.op.inputs.index(name)].wanted

@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from autopar.nouns.axes import EXPERT, HEADS, SEQUENCES
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.errors import UserError
 from autopar.nouns.layout import LayoutError
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.text.cluster import devices_text
-from autopar.planner.ask.candidates import Candidate, candidates
+from autopar.planner.ask.candidates import Candidate, Sharing, candidates
 from autopar.planner.ask.question import Answer, Outcome, Question
 from autopar.planner.ask.selections import orders, parts
 from autopar.planner.problem.solving import Solver
@@ -28,6 +29,7 @@ from autopar.planner.staged.in_full import settled
 from autopar.planner.staged.pipelines import Pipelines
 from autopar.pricing.utilization import cluster_peak_s
 
+SHARED = (EXPERT, *SEQUENCES)
 AS_FAST = 1.01
 """Step times this close are equal to a reader; the model's own error is larger. Between such, a
 plan of one stage is taken."""
@@ -115,6 +117,49 @@ def _search(question: Question, progress: Progress) -> Outcome:
     )
 
 
+def _share(alone: OneStage, firsts: Sequence[Solved], now: Standings) -> Steps:
+    """Tries candidates whose ranks share sequences or experts, where they may be faster than the
+    best plan.
+
+    Fewer that share, or as many with samples and experts of their own, compute as much in larger
+    pieces and move less of activations, so their bound is one for these too.
+    """
+    question = alone.question
+    devices = question.cluster.device_count
+    every = candidates(devices, question.batch, question.pins, question.sharing.within(devices))
+    families = _by_degree(question.legal(every))
+    known = {first.candidate.model: first.bound_s for first in firsts}
+    for model in sorted(families, key=lambda mesh: mesh.ways(SHARED)):
+        if model in known:
+            continue
+        less = [bound for one, bound in known.items() if _shares_less(one, model)]
+        if max(less, default=0.0) >= now.best_s:
+            continue
+        solved = solve(question, families[model][0], alone.solver)
+        if solved is not None:
+            known[model] = solved.bound_s
+            now = replace(now, bound_s=min(now.bound_s, solved.bound_s))
+            now = yield from alone.try_family(solved, families[model], now)
+        alone.solver.check()
+    return now
+
+
+def _shares_less(one: Mesh, other: Mesh) -> bool:
+    """On the same model axes, and by rows alone."""
+    alike = one.without(SHARED) == other.without(SHARED) and one.size(HEADS) == 1
+    ways = ((one.ways(axes), other.ways(axes)) for axes in ((EXPERT,), SEQUENCES))
+    return alike and all(more % less == 0 for less, more in ways)
+
+
+def _shared_by(question: Question, best: Answer | None) -> Sharing:
+    """What ranks of pipelines share: as in the best plan of one stage, where there is one."""
+    if best is None:
+        return question.sharing
+    model = best.decided.candidate.model
+    along, experts = model.ways(SEQUENCES), model.size(EXPERT)
+    return Sharing((along,) * (along > 1), (experts,) * (experts > 1), question.sharing.near)
+
+
 def _steps(
     alone: OneStage,
     firsts: Sequence[Solved],
@@ -128,10 +173,13 @@ def _steps(
         for first in firsts if now.best is None else ():
             if first.repeats == repeats:
                 now = yield from alone.try_family(first, families[first.candidate.model], now)
+    if (question.pins.pp or 1) == 1:
+        now = yield from _share(alone, firsts, now)
     if now.best is not None:
         now = alone.refined(now.best, now)
         yield now
-    one_stage, pipelines = now.best, Pipelines(question, alone.solver)
+    one_stage = now.best
+    pipelines = Pipelines(question, alone.solver, _shared_by(question, one_stage))
     now = yield from pipelines.search(question.pipeline_ranks, firsts, now)
     now = _settled(question, one_stage, now)
     yield now

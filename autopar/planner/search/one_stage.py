@@ -58,7 +58,8 @@ class OneStage:
     def answers(self, solved: Solved) -> list[Answer]:
         """Every state sharding of a solved candidate, by simulation."""
         pins, framework = self.question.pins, self.question.framework
-        listed = layouts(solved.candidate.data, pins, policies(framework))
+        candidate = solved.candidate
+        listed = layouts(candidate.data, pins, policies(framework), candidate.model)
         every = [self._answer(solved, layout) for layout in listed]
         if pins.recompute is None and framework == "torch":
             every += self._lightened(solved, every)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from autopar.lowering.spread import MICROBATCH, Lowered, lower
+from autopar.lowering.lowered import Lowered
+from autopar.lowering.spread import lower
+from autopar.nouns.axes import MICROBATCH
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Spread
 from autopar.nouns.problem import NoFeasibleAnswer, Solution
@@ -99,7 +101,7 @@ def solve(
         folded = fold(
             question.graph,
             full,
-            question.cut,
+            question.cuts.of(candidate.model),
             prices,
             state,
             solver.bindings,
@@ -107,6 +109,9 @@ def solve(
             must_split,
             not question.uneven,
             layout.recompute.runs_again,
+            # One rank alone is no candidate, but what a sample takes at least.
+            question.pins.ep if candidate.ranks > 1 else None,
+            question.pins.cp_ring is not None,
         )
         solution = solver(folded.problem, candidate.name, limited=usage_limit is not None)
     except (NoStrategy, NoFeasibleAnswer):
@@ -114,7 +119,9 @@ def solve(
     spread = replace(folded.spread(solution.choice.tolist()), mesh=mesh)
     if idle_axes(spread) and not must_split:
         return solve(question, candidate, solver, charged, usage_limit, True)
-    lowered = lower(question.graph, spread, candidate.microbatches, question.cut)
+    lowered = lower(
+        question.graph, spread, candidate.microbatches, question.cuts.of(candidate.model)
+    )
     summary = summarise(lowered, prices, question.framework)
     model = CutModel(Cuts.of(lowered), summary, prices, question.framework)
     return Solved(candidate, folded, solution, spread, model)
@@ -122,7 +129,9 @@ def solve(
 
 def lowered_of(question: Question, decided: Decided) -> Lowered:
     """What follows from the decisions."""
-    return lower(question.graph, decided.spread, decided.candidate.microbatches, question.cut)
+    candidate = decided.candidate
+    cut = question.cuts.of(candidate.model)
+    return lower(question.graph, decided.spread, candidate.microbatches, cut)
 
 
 def state_of(question: Question, layout: StateLayout, candidate: Candidate) -> StateSharding:

@@ -73,7 +73,7 @@ class LowerBounds:
         """The optimizer where all ranks share it; nothing where devices differ."""
         if len(self.question.cluster.kinds) > 1:
             return 0.0
-        return model.whole[KEEP_ALL].update_s / (shape.pp * shape.candidate.data)
+        return model.whole[KEEP_ALL].update_s / (shape.pp * shape.candidate.parts)
 
     def fitting(self, core: Core, model: Model) -> tuple[float, float]:
         """Bytes of the first rank where every rank has as much of the model, in the layout of state
@@ -111,7 +111,8 @@ class LowerBounds:
         life = model.solved.summary.lives[recompute.policy]
         share, process = overhead(model.solved.summary.packages, question.cluster.device)
         saved = min(m, pp) * life.saved / pp + life.peak - life.saved
-        for layout in layouts(shape.candidate.data, question.pins):
+        candidate = shape.candidate
+        for layout in layouts(candidate.data, question.pins, model=candidate.model):
             if layout.recompute != recompute:
                 continue
             for one in (layout, offloaded(layout)) if question.offloads else (layout,):

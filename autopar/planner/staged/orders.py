@@ -72,7 +72,7 @@ class Orders:
     def _sends(self, core: Core, model: Model) -> Sends:
         """Between stages of as many devices as the core's."""
         candidate, question = core.shape.candidate, self.question
-        layout = next(iter(layouts(candidate.data, question.pins)))
+        layout = next(iter(layouts(candidate.data, question.pins, model=candidate.model)))
         state = state_of(question, layout, candidate)
         return PipelinePrices(
             model.cuts, question.cluster, state, core.levels[0], core.shape.pp

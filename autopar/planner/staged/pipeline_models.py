@@ -179,7 +179,7 @@ class Models:
     def add(self, solved: Solved) -> None:
         """For every shape with as many samples on as many tensor-parallel ranks."""
         candidate = solved.candidate
-        samples = self.question.batch // (candidate.data * candidate.microbatches)
+        samples = self.question.batch // (candidate.parts * candidate.microbatches)
         self._models[candidate.model, samples] = self._model(solved)
 
     def _model(self, solved: Solved) -> Model:

@@ -22,7 +22,7 @@ from autopar.nouns.layout import LayoutError
 from autopar.nouns.recompute import FULL, Recompute
 from autopar.pipeline.actions import ScheduleError
 from autopar.pipeline.schedules.table import SCHEDULES, kind_of
-from autopar.planner.ask.candidates import Candidate, candidates
+from autopar.planner.ask.candidates import NOTHING_SHARED, Candidate, Sharing, candidates
 from autopar.planner.ask.pins import allows, splits
 from autopar.planner.ask.question import Question
 from autopar.planner.problem.solving import Solver
@@ -64,10 +64,12 @@ Opened = tuple[float, Item]
 
 @dataclass(slots=True)
 class Pipelines:
-    """The search, with what is kept of shardings and orders that it has made."""
+    """The search, with what is kept of shardings and orders that it has made. ``sharing``: what
+    ranks may share where that is not pinned."""
 
     question: Question
     solver: Solver
+    sharing: Sharing = NOTHING_SHARED
     _models: Models = field(init=False)
     _bounds: LowerBounds = field(init=False)
     _orders: Orders = field(init=False)
@@ -197,14 +199,17 @@ class Pipelines:
         """Raises `LayoutError`."""
         question = self.question
         devices = question.cluster.device_count // pp
-        cp = question.pins.cp or 1
-        if devices % cp or not any(allows(question.pins, split) for split in splits(devices // cp)):
+        beside = (question.pins.cp or 1) * (question.pins.tp2 or 1)
+        if devices % beside or not any(
+            allows(question.pins, split) for split in splits(devices // beside)
+        ):
             return []
-        listed = question.legal(candidates(devices, question.batch, question.pins))
+        sharing = self.sharing.within(devices)
+        listed = question.legal(candidates(devices, question.batch, question.pins, sharing))
         return [self._shape(pp, candidate) for candidate in listed]
 
     def _shape(self, pp: int, candidate: Candidate) -> Shape:
-        samples = self.question.batch // (candidate.data * candidate.microbatches)
+        samples = self.question.batch // (candidate.parts * candidate.microbatches)
         return Shape(pp, candidate, samples)
 
     def _open(self, shape: Shape, now: Standings) -> tuple[Standings, list[Opened]]:

@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 from typing import cast
 
 from autopar.cost_models.collectives import Kind as Collective
-from autopar.lowering.spread import Lowered, LoweredOp, LoweredTensor
+from autopar.lowering.lowered import Lowered, LoweredOp, LoweredTensor
 from autopar.nouns.graph import DTYPE_BYTES
 from autopar.nouns.plan import key
 from autopar.pricing.software.figures import (
@@ -189,7 +189,7 @@ def _saved(ops: Sequence[LoweredOp], body: Lowered, fused: Fusion) -> Saved:
 
 def _kept(op: LoweredOp, body: Lowered) -> float:
     assert op.bound is not None
-    return float(sum(kept_bytes(op.bound, extents(op.bound, op.strategy, body.mesh))))
+    return float(sum(kept_bytes(op.bound, op.strategy, body.mesh)))
 
 
 def _every_second(ops: Sequence[LoweredOp], body: Lowered) -> float:

@@ -24,7 +24,7 @@ from autopar.pricing.software.routed import Routed, ring_s, routed_of
 from autopar.pricing.software.states import gradient_element_bytes
 from autopar.pricing.software.trainer import Trainer
 from autopar.pricing.units.moves import move_time_s
-from autopar.pricing.units.unit import AGAIN, HEAD, LAYERS, Unit
+from autopar.pricing.units.unit import AGAIN, HEAD, LAYERS, Kind, Unit
 
 # Backward traffic of scores, routing and conversions over forward's.
 LIGHT_BACKWARD = 1.3
@@ -58,7 +58,7 @@ def unit_of(figures: Figures, trainer: Trainer) -> Unit:
         *seconds.moved_s,
         0.0,
         meetings=(0, 0),
-        trained={"float32": round(figures.parameters)},
+        trained={Kind("float32"): round(figures.parameters)},
         frozen={},
         deferred={},
         used_back={},

@@ -10,6 +10,7 @@ from autopar.cost_models.collectives import AxisGroup, Kind, measured, price
 from autopar.cost_models.rates import fitted
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.mesh import Mesh
+from autopar.rules.resharding import SHIFT
 
 FIRST_BUCKET_BYTES, BUCKET_BYTES = 1 << 20, 25 << 20
 """Of DistributedDataParallel, unless it is told otherwise."""
@@ -58,7 +59,8 @@ def bucket_time_s(
 
 def move_time_s(cluster: Cluster, mesh: Mesh, kind: str, axis: str, size_bytes: float) -> float:
     """One collective over every group of ``axis`` at once; ``size_bytes`` is its full-size side."""
-    return price(cluster, cast(Kind, kind), group_of(mesh, axis)).time_s(size_bytes)
+    known = cast(Kind, "p2p" if kind == SHIFT else kind)
+    return price(cluster, known, group_of(mesh, axis)).time_s(size_bytes)
 
 
 @lru_cache(maxsize=4096)

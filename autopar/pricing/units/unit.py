@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from autopar.cost_models.columns import Number
 
@@ -11,17 +12,26 @@ LAYERS, AGAIN, HEAD = "layer compute", "recompute", "head"
 """What seconds of published software are for (`Unit.parts_s`)."""
 
 
+class Kind(NamedTuple):
+    """Of parameters: their dtype, and as ``"ep+cp"`` the axes that split them and would else share
+    their state."""
+
+    dtype: str
+    split: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class Unit:
     """One call of a block, or all that lies outside the blocks: seconds of one microbatch.
 
-    ``trained`` and ``frozen`` are elements of parameters on one model rank, by dtype; ``deferred``
+    ``trained`` and ``frozen`` are elements of parameters on one model rank, by kind; ``deferred``
     the bytes of gradients that are partial sums, by model axes (``"cp+tp"``: over both as one
     group); ``used_back`` the elements of parameters that ops keep for backward, by stored dtype.
     ``moved_again_s``: collectives that run once more where the unit is recomputed in full;
-    ``light_s``: of the forward, the ops that run once more even where the results of products are
-    kept. ``meetings``: reshardings and collectives inside ops over model axes, forward and
-    backward; there ranks wait for the slowest.
+    ``rings_s``: of the forward, attention around rings, which does not run again where results of
+    collectives are kept; ``light_s``: of the forward, the ops that run once more even where the
+    results of products are kept. ``meetings``: reshardings and collectives inside ops over model
+    axes, forward and backward; there ranks wait for the slowest.
     ``weights_s``: of the backward, what gradients of parameters take (as long as the forward of the
     ops that read them; the rest of it is the way to the unit's inputs). ``cutting``: the model axes
     that cut a trained parameter. ``experts``: of published software, elements of routed experts on
@@ -34,12 +44,13 @@ class Unit:
     moved_backward_s: Number
     moved_again_s: Number
     meetings: tuple[int, int]
-    trained: Mapping[str, int]
-    frozen: Mapping[str, int]
+    trained: Mapping[Kind, int]
+    frozen: Mapping[Kind, int]
     deferred: Mapping[str, int]
     used_back: Mapping[str, int]
     weights_s: Number = 0.0
     light_s: float = 0.0
+    rings_s: float = 0.0
     cutting: frozenset[str] = frozenset()
     experts: int = 0
     parts_s: Mapping[str, Number] = field(default_factory=dict)

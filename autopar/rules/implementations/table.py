@@ -14,6 +14,9 @@ from autopar.nouns.axes import Role
 EVERY = frozenset(Role)
 SEQUENCES = frozenset({Role.SEQUENCES})
 CAUSAL_ROWS, ROWS, GLOBAL_COUNT = "causal_rows", "rows", "global_count"
+CAUSAL_RING, RING = "causal_ring", "ring"
+ZIGZAG_ROWS, ZIGZAG_RING = "zigzag_rows", "zigzag_ring"
+HELD_EXPERTS, DISPATCH = "held_experts", "dispatch"
 MASKED_LOOKUP, VOCABULARY_PARALLEL = "masked_lookup", "vocabulary_parallel"
 SYNCHRONISED, LOCAL_GROUPS, LOCAL_REPEATS = "synchronised", "local_groups", "local_repeats"
 
@@ -25,18 +28,23 @@ class Implementation:
     runs:  what each rank does beside the plain call, for people.
     calls: by framework whose programs have it, what the call is given beside the arguments of the
            plain one: ``vocabulary``, the factor's whole extent; ``axis`` or ``rows``, the axis that
-           splits it or a tuple of several; ``axes``, always a tuple. With nothing it is the plain
-           call, whose numbers are those of the piece.
-    lie:   how a rank's indices of the factor must lie; ``anyhow``: in several runs, too.
+           splits it or a tuple of several; ``axes``, always a tuple; ``order``, how pieces lie.
+           With nothing it is the plain call, whose numbers are those of the piece.
+    lie:   how a rank's indices of the factor must lie; ``anyhow``: in several runs, too; in
+           ``zigzag``, rank i of n has pieces i and 2 n - 1 - i of 2 n.
     roles: of the axes that the search gives to it; a batch flows over others by itself.
     work:  of the rank that has most to do, times an equal share; by the number of ranks.
+    keeps: of what the op makes for its backward, as its pieces would have it; likewise.
+    hides: what moves inside it passes while it computes.
     """
 
     runs: str
     calls: Mapping[str, tuple[str, ...]]
-    lie: Literal["contiguous", "anyhow"] = "contiguous"
+    lie: Literal["contiguous", "zigzag", "anyhow"] = "contiguous"
     roles: frozenset[Role] = EVERY
     work: Callable[[int], float] = lambda ways: 1.0
+    keeps: Callable[[int], float] = lambda ways: 1.0
+    hides: bool = False
 
 
 TABLE: Mapping[str, Implementation] = MappingProxyType(
@@ -60,8 +68,51 @@ TABLE: Mapping[str, Implementation] = MappingProxyType(
             # The last of n ranks sees n - 1 to n pieces of keys, and n / 2 are seen in the mean.
             work=lambda ways: 2 - 1 / ways,
         ),
+        ZIGZAG_ROWS: Implementation(
+            "its queries' rows, early and late ones, each against the keys up to its last one",
+            {"pytorch": ("rows", "order")},
+            "zigzag",
+            SEQUENCES,
+        ),
         ROWS: Implementation(
             "its queries' rows, against all keys", {"pytorch": ()}, "anyhow", SEQUENCES
+        ),
+        # An equal share is that of its rows and one piece of the keys; all n pieces pass.
+        CAUSAL_RING: Implementation(
+            "its queries' rows, against the keys up to its last one as they pass around a ring",
+            {"pytorch": ("ring", "order")},
+            roles=SEQUENCES,
+            work=lambda ways: 2 * ways - 1,
+            hides=True,
+        ),
+        ZIGZAG_RING: Implementation(
+            "its queries' rows, early and late ones, against the keys up to each one's last, which "
+            "pass around a ring",
+            {"pytorch": ("ring", "order")},
+            "zigzag",
+            SEQUENCES,
+            float,
+            hides=True,
+        ),
+        RING: Implementation(
+            "its queries' rows, against all keys as they pass around a ring",
+            {"pytorch": ("ring", "order")},
+            "anyhow",
+            SEQUENCES,
+            float,
+            hides=True,
+        ),
+        HELD_EXPERTS: Implementation(
+            "what its own experts make of all tokens, a share of the sum",
+            {"pytorch": ("held",)},
+            work=lambda ways: 1 / ways,
+            keeps=lambda ways: 1 / ways,
+        ),
+        DISPATCH: Implementation(
+            "its experts, on the routes that all ranks' tokens take to them: these are sent there, "
+            "and what becomes of them back",
+            {"pytorch": ("dispatch",)},
+            "anyhow",
         ),
         LOCAL_GROUPS: Implementation(
             "the groups of its piece, whose number is a local one", {"pytorch": ()}

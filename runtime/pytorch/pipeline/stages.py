@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from autopar.nouns.axes import PIPELINE, SHARD
+from autopar.nouns.axes import PIPELINE
 from autopar.pipeline.actions import Lists
 from autopar.runtime.pytorch.gradients import NormOver, Summing, start_sum
 from autopar.runtime.pytorch.held import Held
@@ -239,11 +239,15 @@ class Stages:
     def _ended(self, stage: int) -> None:
         """Starts the sums over data axes of a stage that holds its parameters plain."""
         storage = self.runs[stage].storage
-        axes = self.ranks.data_axes
-        if type(storage) is Storage and axes:
-            members = [h for h in storage.held.values() if h.leaf.requires_grad and h.leaf.numel()]
-            if members:
-                self._pending.append(start_sum(members, self.ranks.group(*axes)))
+        if type(storage) is not Storage:
+            return
+        by_axes: dict[tuple[str, ...], list[Held]] = {}
+        for held in storage.held.values():
+            axes = tuple(a for a in self.ranks.batch_axes if a not in held.split)
+            if axes and held.leaf.requires_grad and held.leaf.numel():
+                by_axes.setdefault(axes, []).append(held)
+        for axes, members in by_axes.items():
+            self._pending.append(start_sum(members, self.ranks.group(*axes)))
 
     def collect(self) -> None:
         """Every ``leaf.grad`` is the stage's gradient, reduced as its storage says."""
@@ -283,7 +287,7 @@ def _stored(stage: Stage, ranks: Ranks, settings: Settings) -> Storage:
     )
     # nothing here writes to a stage's outputs, of which views are as good as others
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
-    if ranks.size(SHARD) > 1 and own.split.optimizer:
+    if ranks.mesh.sharing() and own.split.optimizer:
         return Sharded(module, ranks, own)
     return Storage(module, ranks, own)
 

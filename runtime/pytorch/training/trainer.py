@@ -179,11 +179,11 @@ class Trainer:
     def data_rank(self) -> int:
         """Which part of the data this rank computes on, of `data_size`; ranks of one model-parallel
         group have the same."""
-        return self.ranks.index(*self.ranks.data_axes)
+        return self.ranks.index(*self.ranks.sample_axes)
 
     @property
     def data_size(self) -> int:
-        return self.ranks.size(*self.ranks.data_axes)
+        return self.ranks.size(*self.ranks.sample_axes)
 
     def step(self, batch: Batch, local: bool = False) -> torch.Tensor:
         """One optimizer step; returns its loss, the same on all ranks.

@@ -1,0 +1,58 @@
+"""What attention around a ring gave, kept by a block that recomputes instead of what it is made of.
+
+A block that keeps what collectives or attention kernels gave would keep, of a ring, every piece
+that came and the result of every step: n times what the whole leaves. It keeps the whole.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from torch import Tensor
+
+Result = tuple[Tensor | None, ...]
+
+
+class _Here(threading.local):
+    """Of a thread: backward may run in another than forward did."""
+
+    store: deque[Result] | None = None
+    again: bool = False
+    inside: bool = False
+
+
+_here = _Here()
+
+
+@contextmanager
+def kept(store: deque[Result], again: bool) -> Iterator[None]:
+    """Inside, results go into ``store``; where a forward runs ``again`` they come out of it."""
+    before = _here.store, _here.again
+    _here.store, _here.again = store, again
+    try:
+        yield
+    finally:
+        _here.store, _here.again = before
+
+
+def computed(compute: Callable[[], Result]) -> Result:
+    """``compute()``, or what it gave when the block ran first. A second backward computes again."""
+    store = _here.store
+    if store and _here.again:
+        return store.popleft()
+    _here.inside = True
+    try:
+        made = compute()
+    finally:
+        _here.inside = False
+    if store is not None and not _here.again:
+        store.append(tuple(x if x is None else x.detach() for x in made))
+    return made
+
+
+def inside() -> bool:
+    """Whether a ring computes: nothing of what it does is kept by itself."""
+    return _here.inside

@@ -1,0 +1,117 @@
+"""Attention whose sequences are split, by every implementation: gathered keys and values, heads in
+the place of rows, a ring, and mixes of them on two axes."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from autopar.emit.pytorch import emit
+from autopar.files.cluster_file import load_cluster
+from autopar.frontends.pytorch.capture import capture
+from autopar.nouns.mesh import Mesh
+from autopar.nouns.plan import Spread, key
+from autopar.nouns.workload import Workload
+from autopar.planner.planning import plan_captured
+from tests.emit.harness import Emitted, capture_of, check, emitted
+
+CLUSTER = load_cluster("examples/clusters/cpu_4.yaml")
+
+BATCH, LENGTH, WIDTH, HEADS, WORDS = 2, 16, 16, 4, 11
+WAYS = {
+    "cp=2": ("whole", "cp:g", "cp:ring"),
+    "cp=4": ("whole", "cp:ring"),
+    "dp_shard=2 x cp=2": ("cp:g", "cp:ring"),
+    "cp=2 x tp=2": ("tp:g", "cp:g", "cp:ring tp:g", "cp:ring"),
+    "cp=2 x cp_head=2": ("cp_head:g", "cp:ring cp_head:g"),
+}
+"""What the plan says of attention, by mesh; nothing: keys and values are gathered."""
+
+
+class Model(nn.Module):
+    """tokens, labels [b, s] -> a mean over labels."""
+
+    def __init__(self, kv_heads: int, **options: Any) -> None:
+        super().__init__()
+        self.options, self.kv_heads = options, kv_heads
+        self.words, self.places = nn.Embedding(WORDS, WIDTH), nn.Embedding(LENGTH, WIDTH)
+        self.q, self.o = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.k, self.v = (nn.Linear(WIDTH, WIDTH // HEADS * kv_heads) for _ in range(2))
+        self.head = nn.Linear(WIDTH, WORDS)
+
+    def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
+        places = torch.arange(tokens.shape[1], device=tokens.device)
+        x = self.words(tokens) + self.places(places)
+        q = self.q(x).unflatten(-1, (HEADS, -1)).transpose(1, 2)
+        k, v = (p(x).unflatten(-1, (self.kv_heads, -1)).transpose(1, 2) for p in (self.k, self.v))
+        grouped = self.kv_heads != HEADS
+        mixed = F.scaled_dot_product_attention(q, k, v, enable_gqa=grouped, **self.options)
+        x = x + self.o(mixed.transpose(1, 2).flatten(2))
+        return F.cross_entropy(self.head(x).flatten(0, 1), labels.flatten())
+
+
+def batch() -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    tokens, labels = (torch.randint(WORDS, (BATCH, LENGTH), generator=generator) for _ in range(2))
+    labels[torch.rand(labels.shape, generator=generator) < 0.3] = -100
+    return {"tokens": tokens, "labels": labels}
+
+
+def near() -> Tensor:
+    """Rows see the four columns up to their own."""
+    rows = torch.arange(LENGTH)
+    return (rows[:, None] >= rows) & (rows[:, None] - rows < 4)
+
+
+MODELS = {
+    "causal": partial(Model, HEADS, is_causal=True),
+    "not causal": partial(Model, HEADS),
+    "grouped": partial(Model, 2, is_causal=True),
+    "masked": partial(Model, HEADS, attn_mask=near()),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("mesh", "way"), [(m, w) for m, ways in WAYS.items() for w in ways])
+def test_right_and_priced_as_issued(name: str, mesh: str, way: str) -> None:
+    captured = capture_of(MODELS[name], batch)
+    graph = captured.graph
+    (at,) = (op for op in graph.ops if op.kind == "attention")
+    if at.attrs.get("causal"):
+        way = way.replace("ring", "zigzag_ring")
+    made = emitted(captured, Spread(Mesh.parse(mesh), {key(None, at.name): way}))
+    torch.manual_seed(0)
+    check(made, MODELS[name](), batch())
+
+
+class Placed(Model):
+    """Positions are a parameter of as many rows as there are tokens."""
+
+    def __init__(self) -> None:
+        super().__init__(HEADS, is_causal=True)
+        self.rows = nn.Parameter(torch.randn(LENGTH, WIDTH))
+
+    def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
+        x = self.words(tokens) + self.rows
+        q, k, v = (
+            p(x).unflatten(-1, (HEADS, -1)).transpose(1, 2) for p in (self.q, self.k, self.v)
+        )
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.o(mixed.transpose(1, 2).flatten(2))
+        return F.cross_entropy(self.head(x).flatten(0, 1), labels.flatten())
+
+
+@pytest.mark.parametrize("fix", ["cp=2", "cp=4", "cp_ring=2,cp_head=2", "cp=2,tp=2"])
+def test_a_parameter_of_tokens_is_whole_where_these_are_cut(fix: str) -> None:
+    workload = Workload(model=Placed, batch=batch)
+    captured = capture(workload)
+    pins = dict(pair.split("=") for pair in fix.split(","))
+    planned = plan_captured(captured, workload, CLUSTER, "m.py", pins)
+    text = emit(planned.lowered, planned.plan, captured)["model.py"]
+    torch.manual_seed(0)
+    check(Emitted(captured, planned.plan, planned.lowered, text), Placed(), batch())

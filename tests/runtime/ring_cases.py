@@ -1,0 +1,53 @@
+"""What is asked of ring attention in its tests."""
+
+from __future__ import annotations
+
+from tests.runtime.ring_ranks import Case
+
+MESHES = ("1", "cp=2", "cp=3", "cp=4", "outer=2 x inner=2")
+CASES = {
+    "plain": Case(),
+    "no samples": Case(b=0, causal=True),
+    "no samples, narrow values": Case(b=0, e=4),
+    "causal": Case(causal=True),
+    "zigzag": Case(causal=True, order="zigzag"),
+    "zigzag without mask": Case(order="zigzag"),
+    "one head of keys": Case(causal=True, order="zigzag", g=1),
+    "a head of keys for each": Case(causal=True, order="zigzag", g=4),
+    "one head": Case(causal=True, h=1, g=1),
+    "more keys": Case(t=36),
+    "fewer keys": Case(t=12),
+    "narrow values": Case(e=3),
+    "latent attention": Case(causal=True, order="zigzag", d=12, e=8, g=4, scale=0.17),
+    "latent, one head of keys": Case(causal=True, d=12, e=8, g=1),
+    "scaled": Case(causal=True, scale=0.03),
+    "window 1": Case(causal=True, window=1),
+    "window in a piece": Case(causal=True, window=3),
+    "window of a piece": Case(causal=True, window=6),
+    "window of two pieces": Case(causal=True, window=13),
+    "window of all": Case(causal=True, window=24),
+    "window, narrow values": Case(causal=True, window=7, e=4),
+    "zigzag, small window": Case(causal=True, window=2, order="zigzag"),
+    "zigzag, window": Case(causal=True, window=8, order="zigzag"),
+    "pairs": Case(mask="pairs"),
+    "two dims": Case(mask="two dims"),
+    "mask of keys": Case(mask="keys"),
+    "dead rows": Case(mask="dead rows"),
+    "dead rows, causal": Case(mask="dead rows", causal=True),
+    "dead rows, zigzag": Case(mask="dead rows", causal=True, order="zigzag"),
+    "dead rows, window": Case(mask="dead rows", causal=True, window=5),
+    "dead rows, narrow values": Case(mask="dead rows", e=4),
+    "nothing seen of whole pieces": Case(mask="late"),
+    "added": Case(mask="added"),
+    "added, zigzag": Case(mask="added", causal=True, order="zigzag"),
+    "added, dead rows": Case(mask="added, dead rows"),
+    "rows of lowest floats": Case(mask="lowest"),
+    "rows of lowest floats, zigzag": Case(mask="lowest", causal=True, order="zigzag"),
+    "one number a row": Case(mask="column alone"),
+    "trained": Case(mask="trained"),
+    "trained, window": Case(mask="trained", causal=True, window=7),
+    "trained, zigzag": Case(mask="trained", causal=True, order="zigzag"),
+    "trained, more keys": Case(mask="trained", t=36),
+    "trained, of keys": Case(mask="trained, of keys"),
+    "trained, of keys, zigzag": Case(mask="trained, of keys", causal=True, order="zigzag"),
+}
