@@ -68,8 +68,8 @@ def _with_rings(selective: Callable[[], tuple[Context, Context]]) -> tuple[Conte
     """Keeps what attention around a ring gave, too."""
     results: deque[ring_results.Result] = deque()
     forward, again = selective()
-    return _both(forward, ring_results.kept(results, False)), _both(
-        again, ring_results.kept(results, True)
+    return _both(forward, ring_results.kept(results, False, forward)), _both(
+        again, ring_results.kept(results, True, again)
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from autopar.lowering.spread import BATCH_AXES
-from autopar.nouns.axes import EXPERT, HEADS, MICROBATCH
+from autopar.nouns.axes import EXPERT, HEADS, MICROBATCH, SEQUENCES
 from autopar.nouns.graph import Graph, Op
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import key
@@ -60,7 +60,7 @@ class Legal:
     def _find(self, block: str | None, graph: Graph, op: Op) -> tuple[BoundRule, list[Strategy]]:
         bound = self.bindings.of(block, op, graph)
         where = key(block, op.name)
-        pinned = {a: self._on_batch_axis(a, bound, where) for a in self.batch_axes}
+        pinned = {a: self._on_batch_axis(a, block, op, bound) for a in self.batch_axes}
         legal = strategies(bound, self.mesh, any(flows(op, graph.tensors)[1]), pinned)
         if not legal:
             raise NoStrategy(
@@ -81,15 +81,30 @@ class Legal:
             legal = split or legal
         return bound, legal
 
-    def _on_batch_axis(self, axis: str, bound: BoundRule, where: str) -> tuple[str, ...]:
+    def _on_batch_axis(
+        self, axis: str, block: str | None, op: Op, bound: BoundRule
+    ) -> tuple[str, ...]:
         """What follows from how the batch flows, and what may take its place."""
+        where = key(block, op.name)
         usual = self.cut.on(axis).choices[where]
         if axis == MICROBATCH:
             return (usual,)
         others = alternatives(bound, axis, usual, self.cut.samples.choices[where])
-        if axis == HEADS and others:
+        if axis in SEQUENCES:
+            others = tuple(c for c in others if self._in_place(bound, block, op, usual, c))
+        if axis == HEADS and others and usual in restricted(bound.rule):
             return tuple(choice for choice in others if choice in bound.factors)
         return others if axis == EXPERT and others else (usual, *others)
+
+    def _in_place(
+        self, bound: BoundRule, block: str | None, op: Op, usual: str, choice: str
+    ) -> bool:
+        """Whether ``choice`` leaves as they are all pieces that do not lie one behind the other."""
+        return all(
+            bound.operand_holder(i, usual) == bound.operand_holder(i, choice)
+            for i, name in enumerate(op.inputs)
+            if key(block, name) in self.cut.apart
+        )
 
     def usual(self, block: str | None, op: Op) -> Mapping[str, str]:
         """By batch axis what an op does there by how the batch flows."""
