@@ -92,7 +92,8 @@ class Legal:
         others = alternatives(bound, axis, usual, self.cut.samples.choices[where])
         if axis in SEQUENCES:
             others = tuple(c for c in others if self._in_place(bound, block, op, usual, c))
-        if axis == HEADS and others and usual in restricted(bound.rule):
+        rows = restricted(bound.rule).intersection(bound.splits(usual))
+        if axis == HEADS and others and rows:
             return tuple(choice for choice in others if choice in bound.factors)
         return others if axis == EXPERT and others else (usual, *others)
 
