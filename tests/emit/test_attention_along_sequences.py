@@ -3,6 +3,7 @@ the place of rows, a ring, and mixes of them on two axes."""
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from typing import Any
 
@@ -11,8 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from autopar.files.cluster_file import load_cluster
+from autopar.lowering.spread import LoweringError
+from autopar.nouns.errors import UserError
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Spread, key
+from autopar.nouns.workload import Workload
+from autopar.planner.planning import plan_captured
 from tests.emit.harness import capture_of, check, emitted
 
 BATCH, LENGTH, WIDTH, HEADS, WORDS = 2, 16, 16, 4, 11
@@ -80,3 +86,26 @@ def test_right_and_priced_as_issued(name: str, mesh: str, way: str) -> None:
     made = emitted(captured, Spread(Mesh.parse(mesh), {key(None, at.name): way}))
     torch.manual_seed(0)
     check(made, MODELS[name](), batch())
+
+
+@pytest.mark.parametrize("name", ["causal", "grouped"])
+def test_heads_that_ranks_do_not_divide_are_named(name: str) -> None:
+    workload = Workload(model=MODELS[name], batch=batch)
+    cluster = load_cluster("examples/clusters/cpu_4.yaml")
+    captured = capture_of(MODELS[name], batch)
+    if name == "causal":
+        made = plan_captured(captured, workload, cluster, "m.py", {"cp_head": "4"})
+        assert made.plan.program_mesh.size("cp_head") == HEADS
+        return
+    says = "--fix cp_head=4 does not divide the 2 heads of keys and values .*: cp_head may be 1 or"
+    with pytest.raises(UserError, match=says):
+        plan_captured(captured, workload, cluster, "m.py", {"cp_head": "4"})
+
+
+def test_a_choice_that_the_rule_does_not_have_is_named() -> None:
+    """Scores that are dropped cannot go around a ring."""
+    captured = capture_of(partial(Model, HEADS, dropout_p=0.1), batch)
+    (at,) = (op for op in captured.graph.ops if op.kind == "attention")
+    says = re.escape(f"{key(None, at.name)}: cp:ring is nothing that an axis may do to it")
+    with pytest.raises(LoweringError, match=says):
+        emitted(captured, Spread(Mesh.parse("cp=2"), {key(None, at.name): "cp:ring"}))
