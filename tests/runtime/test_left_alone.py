@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,21 +25,21 @@ class Model(nn.Module):
 
 
 @pytest.mark.parametrize("names", [["places"], ["first.weight"], ["places", "second.weight"]])
-def test_it_reduces_all_others(names: list[str]) -> None:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+def test_it_reduces_all_others(names: list[str], tmp_path: Path) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/met", rank=0, world_size=1)
     try:
         model = Model()
         ddp_ignores(model, names)
         parallel = DistributedDataParallel(model, init_sync=False)
         seen: set[int] = set()
 
-        def reduced(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        def reduced(bucket: Any) -> torch.futures.Future[torch.Tensor]:
             seen.update(id(p) for p in bucket.parameters())
             done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
             done.set_result(bucket.buffer())
             return done
 
-        parallel.register_comm_hook(None, reduced)
+        parallel.register_comm_hook(None, lambda _, bucket: reduced(bucket))
         torch.autograd.backward(parallel(torch.ones(4)))
         assert {n for n, p in model.named_parameters() if id(p) not in seen} == set(names)
     finally:
