@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import autopar
-from benchmarks.zoo_models import routed
+from benchmarks.zoo_models import FAMILIES, routed
 
 B, S, C, H, V = 8, 6, 16, 4, 20
 
@@ -250,3 +250,5 @@ reused = _workload(Reused, _numbers)
 mixture = routed("mixtral")()
 rows = _workload(partial(Along, H, 0.1), _along, clip_norm=0.5)
 ring = _workload(partial(Along, 2, 0.0), _along, clip_norm=0.5)
+decoder = FAMILIES["llama"]()
+many = routed("olmoe")()

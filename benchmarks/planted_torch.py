@@ -25,10 +25,12 @@ CASES: Mapping[str, Case] = {
     "ring cp": Case("ring", {"cp": "2"}),
     "ring cp 4": Case("ring", {"cp": "4"}),
     "ring heads": Case("ring", {"cp": "2", "cp_head": "2"}),
-    "ring recompute": Case("ring", {"cp": "2", "tp": "2", "recompute": "compute"}),
+    "decoder recompute": Case("decoder", {"cp": "2", "tp": "2", "recompute": "compute"}),
     "mixture ep": Case("mixture", {"dp_shard": "2", "ep": "2", "zero": "0"}),
-    "mixture ep zero 3": Case("mixture", {"dp_shard": "4", "ep": "2", "zero": "3"}),
-    "mixture ep over cp": Case("mixture", {"cp": "2", "tp2": "2", "ep": "4"}),
+    "mixture ep zero 3": Case(
+        "mixture", {"dp_replicate": "2", "dp_shard": "2", "ep": "2", "zero": "3"}
+    ),
+    "many ep over cp": Case("many", {"dp_shard": "2", "cp": "2", "ep": "4"}),
     "mixture zero 3": Case("mixture", {"dp_shard": "2", "zero": "3"}),
 }
 
@@ -266,7 +268,7 @@ ERRORS: tuple[Planted, ...] = (
         "ring_kernels:Softmax.normalizer", "top + total.log()", "top"),
     _runtime("early rows of a ring see late columns", "ring cp",
         "ring_blocks:visible", "(0, rows), (0, half)", "(0, rows), (half, rows)"),
-    _runtime("a ring is counted where a block recomputes", "ring recompute",
+    _runtime("a ring is counted where a block recomputes", "decoder recompute",
         "ring_results:computed", "uncounted(_here.mode)", "uncounted(None)"),
     _runtime("state is shared without cp", "rows zero 3",
         "storage:Storage._sharing", "self.ranks.mesh.sharing(",
@@ -281,11 +283,11 @@ ERRORS: tuple[Planted, ...] = (
         "self.ranks.batch_axes"),
     _runtime("gradients of experts are added up by DDP", "mixture ep",
         "storage:Replicated._wrap", "ddp_ignores(self.model, apart)", "pass"),
-    _runtime("experts do not share state over the other axes' ranks", "mixture ep zero 3",
+    _runtime("gradients of experts are not added up over replicas", "mixture ep zero 3",
         "storage:Sharded._hold", "held.reduce = self._reduced_over(held.declared)", "pass"),
     _runtime("rows come back in the order of experts", "mixture ep",
         "dispatch:Routes.to_tokens", "inverse(hop.order)", "hop.order"),
-    _runtime("rows of two hops come back in the order of the last one", "mixture ep over cp",
+    _runtime("rows of two hops come back in the order of the last one", "many ep over cp",
         "dispatch:Routes.to_tokens", "inverse(hop.order)", "hop.order"),
     _runtime("rows that came lie by rank for the experts", "mixture ep",
         "dispatch:Routes.to_experts", "came.index_select(0, hop.order)", "came"),

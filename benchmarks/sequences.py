@@ -53,6 +53,7 @@ EXPERTS_TOO: Mapping[str, Mapping[str, str]] = {
     "ep x tp2": {"ep": "2", "tp2": "2"},
     "ep over shard and tp2": {"ep": "4", "dp_shard": "2", "tp2": "2"},
     "ep x cp": {"ep": "2", "dp_shard": "2", "cp": "2"},
+    "ep over shard and cp": {"ep": "4", "dp_shard": "2", "cp": "2"},
     "ep over cp and tp2": {"ep": "4", "cp": "2", "tp2": "2"},
     "ep x pp": {"ep": "2", "dp_shard": "2", "pp": "2"},
     "ep, ZeRO 1": {"ep": "2", "dp_shard": "4", "zero": "1"},
@@ -89,11 +90,15 @@ levels:
 """
 WITHOUT = ("vit", "resnet", "convnext", "examples/04_resnet.py", "examples/06_unet.py")
 """They have no dim of tokens."""
-NOT_YET = ("examples/05_gpt_jax.py",)
-"""JAX programs keep sequences whole."""
+NOT_YET = ("examples/05_gpt_jax.py", "llama4")
+"""JAX programs keep sequences whole; experts that take every token repeated have samples and tokens
+in one dim behind them."""
+SHOULD_BE = ("does not divide the", "a sum over the batch")
+"""Refused as it should be: heads or experts that ranks cannot share evenly, and a loss of which
+microbatches are no shares."""
 SCRIPTS = ("examples/07_train_script.py", "examples/08_train_script_jax.py")
 """They have no model of their own file."""
-WITH_EXPERTS = (*EXPERTS, *MORE)
+WITH_EXPERTS = tuple(name for name in (*EXPERTS, *MORE) if name not in NOT_YET)
 
 
 def layouts_of(family: str, ranks: int) -> Mapping[str, Mapping[str, str]]:
@@ -130,6 +135,7 @@ def main() -> None:
     verified = [row for row in rows if "loss" in row]
     worst = max((max(r["loss"], r["gradient"], r["weight"]) for r in verified), default=0.0)
     refused = [r for r in rows if "loss" not in r and r["family"] not in (*WITHOUT, *NOT_YET)]
+    refused = [r for r in refused if not any(text in r["reason"] for text in SHOULD_BE)]
     targets = [
         Target("largest relative error in float64", worst, LIMIT),
         Target("plans that are wrong", sum(not right(row) for row in verified), 0),
