@@ -92,7 +92,7 @@ def step(run: Run, leaves: list[Any], index: Any) -> list[Any]:
 
 
 def furthest(tokens: int) -> float:
-    """The largest relative difference from ours, in float64; CPUs have no grouped product of it."""
+    """The largest relative difference from ours, in float64, which the grouped product lacks."""
     import torch
 
     leaves, index = tensors(tokens, torch.float64)

@@ -1,4 +1,5 @@
-"""Mixtures of experts with losses for balance, and with experts that no token ever meets."""
+"""Mixtures of experts with losses for balance, with experts that no token ever meets, and of
+classes that the library's table of experts does not know."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import autopar
+from benchmarks.census_workloads import workload_of
 from benchmarks.zoo_models import BATCH, LENGTH, VOCAB, routed
 
 
@@ -44,3 +46,6 @@ qwen2_moe_balanced = routed("qwen2_moe", output_router_logits=True)()
 mixtral_padded = routed("mixtral", padded, output_router_logits=True)()
 gpt_oss_partly_used = partly_used("gpt_oss")
 deepseek_v3_partly_used = partly_used("deepseek_v3")
+dbrx = workload_of("dbrx")
+llama4 = workload_of("llama4_text")
+longcat = workload_of("longcat_flash")

@@ -26,6 +26,7 @@ from benchmarks.zoo_models import EXPERTS
 MODELS = "benchmarks/expert_models.py"
 WHOLE = ("mixtral_balanced", "olmoe_balanced", "qwen2_moe_balanced", "mixtral_padded")
 PARTLY = ("gpt_oss_partly_used", "deepseek_v3_partly_used")
+UNLISTED = ("dbrx", "llama4", "longcat")
 OF_THE_WHOLE_BATCH: Mapping[str, Mapping[str, str]] = {
     "replicate": {"dp_replicate": "4"},
     "shard, ZeRO 3": {"dp_shard": "4", "zero": "3"},
@@ -61,7 +62,7 @@ PLANS: Mapping[str, Mapping[str, str]] = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--families", default=",".join((*EXPERTS, *WHOLE, *PARTLY)))
+    parser.add_argument("--families", default=",".join((*EXPERTS, *WHOLE, *PARTLY, *UNLISTED)))
     parser.add_argument("--keep", type=Path, help="where plans and programs stay")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from autopar.lowering.spread import BATCH_AXES, Lowered, lower
+from autopar.lowering.lowered import BATCH_AXES, Lowered
+from autopar.lowering.spread import lower
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.graph import Graph
 from autopar.nouns.mesh import Mesh

@@ -73,7 +73,16 @@ FINDINGS: Mapping[str, Sequence[str]] = {
         "tests/emit/test_sequences.py",
         "tests/runtime/test_attention_rows.py",
     ),
-    "mixtures of experts": ("tests/runtime/test_experts.py",),
+    "attention over ranks": (
+        "tests/emit/test_attention_along_sequences.py",
+        "tests/runtime/test_ring_attention.py",
+        "tests/runtime/test_ring_processes.py",
+    ),
+    "mixtures of experts": (
+        "tests/runtime/test_experts.py",
+        "tests/runtime/test_dispatch.py",
+        "tests/emit/test_experts.py",
+    ),
     "bad input": (
         "tests/cli/test_bad_input.py",
         "tests/cli/test_every_bad_input.py",

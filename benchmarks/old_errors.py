@@ -53,17 +53,17 @@ ERRORS: Mapping[str, OldError] = {
         ("tests/emit/test_sequences.py",)),
     "pieces that lie here and there are cut again": OldError(
         _MOVED, "autopar/lowering/spread.py",
-        "            _check_in_place(tensors[name], steps, block)\n", "            pass\n",
+        "            _check_in_place(scope.tensors[name], steps, block)\n", "            pass\n",
         ("tests/emit/test_sequences.py",)),
     "rows of a causal mask lose the mask beside it": OldError(
         _MOVED, "runtime/pytorch/layers.py",
-        "q.device, mask), False", "q.device, None), False",
+        "q.device, hidden)", "q.device, None)",
         ("tests/runtime/test_attention_rows.py",)),
     "a causal bias is cast": OldError(
         _MOVED, "runtime/pytorch/layers.py",
-        "    attend = partial(\n",
-        "    if mask is not None and mask.dtype is not torch.bool:\n"
-        "        mask = mask.to(q.dtype)\n    attend = partial(\n",
+        "        made.append(attend(",
+        "        if seen.dtype is not torch.bool:\n"
+        "            seen = seen.to(q.dtype)\n        made.append(attend(",
         ("tests/emit/test_sequences.py",)),
     "an infinity is written as a name": OldError(
         _CONSTANTS, "autopar/emit/constants.py",
@@ -101,8 +101,8 @@ ERRORS: Mapping[str, OldError] = {
         "if name in second.kept and node not in given", "if name in second.kept",
         ("tests/frontends/test_torch_unseen.py",)),
     "an alarm ends the search": OldError(
-        _CALLED, "autopar/planner/solve/alarms.py",
-        "        if alarm:\n", "        if alarm:\n            raise Impossible(alarm)\n",
+        _CALLED, "autopar/planner/solve/standings.py",
+        "        return drop(now, answer)\n", "        raise Impossible(now.alarms.on(answer))\n",
         ("tests/planner/test_physics.py",)),
     "instances of one class share a trial": OldError(
         "adapters", "runtime/pytorch/dry_run.py",

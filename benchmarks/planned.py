@@ -14,7 +14,7 @@ from autopar.frontends.shared.captured import Captured
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.errors import UserError
 from autopar.nouns.workload import Workload
-from autopar.planner.planning import PlanResult, plan_captured
+from autopar.planner.planning import plan_captured
 
 CLUSTER = "examples/clusters/cpu_4.yaml"
 _MODEL = """from benchmarks.zoo_models import FAMILIES
@@ -67,8 +67,5 @@ def write_plan(
     to: Path,
 ) -> None:
     """Plans what was captured of the file ``model``, and writes it. Raises what planning does."""
-    made = plan_captured(captured, workload, cluster, model, fix)
-    result = PlanResult(
-        made.plan, workload, made.cluster, captured, made.graph, made.lowered, {}, ()
-    )
+    result = plan_captured(captured, workload, cluster, model, fix)
     write(to, plan_files(result, to)[0])

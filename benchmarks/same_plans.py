@@ -35,7 +35,7 @@ from autopar.nouns.cluster import Cluster
 from autopar.nouns.errors import UserError
 from autopar.nouns.plan import Plan
 from autopar.nouns.workload import Workload
-from autopar.planner.planning import PlanResult, plan_captured
+from autopar.planner.planning import plan_captured
 from benchmarks import llama3, pipelines, scale, sequences, unequal
 from benchmarks.figures import Target, show
 from benchmarks.planned import CLUSTER, model_file
@@ -120,10 +120,9 @@ def lines(case: Case) -> Iterator[str]:
         except UserError as error:
             yield f"{case.name} | {layout} | {type(error).__name__}"
             continue
-        plan, lowered = made.plan, made.lowered
-        every = PlanResult(plan, workload, made.cluster, captured, made.graph, lowered, {}, ())
+        plan = made.plan
         with tempfile.TemporaryDirectory() as folder:
-            files, _ = plan_files(every, folder)
+            files, _ = plan_files(made, folder)
         program = [f"{n}\n{t}" for n, t in sorted(files.items()) if n.startswith(PROGRAM)]
         digests = f"{digest(decisions(plan))} | {digest(chr(10).join(program))}"
         predicted = plan.prediction

@@ -25,7 +25,7 @@ from autopar.nouns.cluster import Cluster, DeviceGroup
 from autopar.nouns.errors import UserError
 from autopar.nouns.workload import Workload
 from autopar.planner.ask.selections import part_of
-from autopar.planner.planning import Planned, plan_captured
+from autopar.planner.planning import PlanResult, plan_captured
 from autopar.report.revisit import revisit
 from benchmarks import llama3
 from benchmarks.figures import Target, show
@@ -94,7 +94,7 @@ def as_slower(cluster: Cluster) -> Cluster:
     return replace(cluster, groups=(DeviceGroup(cluster.device, cluster.device_count),))
 
 
-def played_s(planned: Planned, cluster: Cluster, captured: Captured, precision: str) -> float:
+def played_s(planned: PlanResult, cluster: Cluster, captured: Captured, precision: str) -> float:
     """Seconds of a step of the plan on the devices of ``cluster``, in the better of two orders."""
     batch_dims = {e.name: e.batch_dim for e in captured.batch if e.batch_dim is not None}
     graph = at_precision(planned.graph, precision)
@@ -102,7 +102,7 @@ def played_s(planned: Planned, cluster: Cluster, captured: Captured, precision: 
     return min(revisit(planned.plan, on, graph, batch_dims).time.total_s for on in orders)
 
 
-def layout(planned: Planned | None) -> str:
+def layout(planned: PlanResult | None) -> str:
     if planned is None:
         return "fits nowhere"
     plan = planned.plan
@@ -111,13 +111,13 @@ def layout(planned: Planned | None) -> str:
 
 
 def measured(row: Row, captured: Captured, model: Workload) -> dict[str, Any]:
-    def planned(cluster: Cluster) -> Planned | None:
+    def planned(cluster: Cluster) -> PlanResult | None:
         try:
             return plan_captured(captured, model, cluster, row.model)
         except UserError:
             return None
 
-    def seconds(made: Planned | None) -> float | None:
+    def seconds(made: PlanResult | None) -> float | None:
         return None if made is None else made.plan.prediction.step_time_s
 
     cluster = row.cluster

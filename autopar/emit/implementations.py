@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from autopar.emit.text import axes_text, tuple_text
-from autopar.lowering.spread import MICROBATCH, LoweredOp
+from autopar.lowering.lowered import LoweredOp
+from autopar.nouns.axes import MICROBATCH
 from autopar.nouns.errors import UserError
 from autopar.rules.implementations.table import TABLE
 

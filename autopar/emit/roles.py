@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from autopar.emit.source_names import source_names, statement_names
-from autopar.lowering.spread import Lowered
+from autopar.lowering.lowered import Lowered
 from autopar.nouns.graph import Op
 
 _OPERANDS: Mapping[str, tuple[str, ...]] = {

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 
 from autopar.emit.names import identifier
 from autopar.emit.text import Lines
-from autopar.lowering.spread import MICROBATCH, SAMPLE_AXES, Lowered, LoweredOp
+from autopar.lowering.lowered import SAMPLE_AXES, Lowered, LoweredOp
+from autopar.nouns.axes import MICROBATCH
 from autopar.nouns.batch import BatchEntry
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import key

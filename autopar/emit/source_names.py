@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from autopar.emit.names import identifier
-from autopar.lowering.spread import Lowered
+from autopar.lowering.lowered import Lowered
 from autopar.nouns.graph import Op
 
 # Letters of a name that is taken over: in the stream, which most lines read, and beside it.

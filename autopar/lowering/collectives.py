@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from autopar.lowering.counts import global_counts, label_collectives
-from autopar.lowering.spread import Lowered, activation_collectives, stored
+from autopar.lowering.issued import activation_collectives
+from autopar.lowering.lowered import Lowered, stored
 from autopar.lowering.stages import StagePart, stage_parts
 from autopar.lowering.state import (
     Stored,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from autopar.lowering.spread import (
+from autopar.lowering.lowered import (
     BATCH_AXES,
     Lowered,
     LoweredOp,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from autopar.lowering.lowered import Lowered, LoweringError
 from autopar.lowering.precision import at_precision
-from autopar.lowering.spread import Lowered, LoweringError, lower
+from autopar.lowering.spread import lower
 from autopar.nouns.axes import SEQUENCES
 from autopar.nouns.batch import BatchEntry
 from autopar.nouns.graph import Graph

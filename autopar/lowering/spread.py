@@ -11,114 +11,28 @@ axis here: local shapes are those of one microbatch on one rank.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from itertools import product
-from typing import NamedTuple
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-from autopar.nouns.axes import BATCH, MICROBATCH, SAMPLES, SEQUENCES
-from autopar.nouns.graph import DTYPE_BYTES, Graph, Op, Tensor
+from autopar.lowering.lowered import (
+    BATCH_AXES,
+    Lowered,
+    LoweredOp,
+    LoweredTensor,
+    LoweringError,
+    Operand,
+)
+from autopar.nouns.axes import AXES, MICROBATCH, SEQUENCES
+from autopar.nouns.graph import Graph, Op, Tensor
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Spread, key
-from autopar.nouns.recompute import FULL, KEEP_ALL, Recompute
 from autopar.nouns.sharding import DEFERRED, PARTIAL, WHOLE, Placement, Sharding, split
 from autopar.rules.cut import BatchCut
 from autopar.rules.notation import BoundRule
 from autopar.rules.registry import bind
-from autopar.rules.resharding import SHIFT, Collective, Step, collectives, reshard
+from autopar.rules.resharding import Step, reshard
 from autopar.rules.strategies import DEFER, NOTHING, PASS_PARTIAL, Strategy, flows, shardings
-from autopar.rules.work import extents, factor_names, kept_share
-
-BATCH_AXES = (MICROBATCH, *BATCH)
-"""What they do to an op follows from how the batch flows through the graph."""
-SAMPLE_AXES = (MICROBATCH, *SAMPLES)
-
-
-class LoweringError(ValueError):
-    """A spread whose decisions do not fit its graph."""
-
-
-@dataclass(frozen=True, slots=True)
-class LoweredTensor:
-    """``produced`` by its op, then brought by ``steps`` to ``shared``, which readers start from."""
-
-    tensor: Tensor
-    produced: Sharding
-    shared: Sharding
-    steps: tuple[Step, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Operand:
-    """One operand of an op: the shared copy of ``name``, after ``steps``.
-
-    ``differentiable``: the loss's gradient flows back along this edge.
-    """
-
-    name: str
-    wanted: Sharding
-    steps: tuple[Step, ...]
-    differentiable: bool
-
-
-@dataclass(frozen=True, slots=True)
-class LoweredOp:
-    """``bound`` is None for block calls."""
-
-    op: Op
-    bound: BoundRule | None
-    strategy: Strategy
-    operands: tuple[Operand, ...]
-    results: tuple[Sharding, ...]
-
-    @property
-    def implementations(self) -> Mapping[str, tuple[str, ...]]:
-        """By name what it runs by in place of its plain call, and the axes that ask for it."""
-        return {} if self.bound is None else self.strategy.implementations(self.bound.rule)
-
-
-@dataclass(frozen=True, slots=True)
-class Lowered:
-    """A graph on a mesh (``mesh`` has ``microbatch`` in front). ``blocks`` are lowered bodies."""
-
-    graph: Graph
-    mesh: Mesh
-    block: str | None
-    tensors: Mapping[str, LoweredTensor]
-    ops: tuple[LoweredOp, ...]
-    outputs: tuple[Operand, ...]
-    blocks: Mapping[str, Lowered]
-    apart: frozenset[str] = frozenset()
-    """Tensors of which ranks have many short runs of a dim: their pieces in order are not it."""
-    zigzag: Mapping[str, int] | None = None
-    """Where pieces along sequences lie in zigzag (`autopar.rules.cut`): of tensors the dim that
-    does; of those that are not there, any that an axis of sequences splits."""
-
-    @property
-    def order(self) -> str:
-        """How pieces along sequences lie."""
-        return "contiguous" if self.zigzag is None else "zigzag"
-
-    def lies(self, name: str, axis: str, placement: Placement) -> Placement:
-        """A placement of tensor ``name``, marked where its pieces lie in zigzag."""
-        if self.zigzag is None or axis not in SEQUENCES or placement.kind != "S":
-            return placement
-        return replace(placement, zigzag=self.zigzag.get(name, placement.dim) == placement.dim)
-
-    def lie(self, name: str, sharding: Sharding) -> Sharding:
-        """Likewise on every axis."""
-        return Sharding(tuple((a, self.lies(name, a, p)) for a, p in sharding.placements))
-
-    def local_shape(self, name: str) -> tuple[int, ...]:
-        """Shape of the shared copy of ``name`` on one rank, in one microbatch."""
-        value = self.tensors[name]
-        return value.shared.local_shape(value.tensor.shape, self.mesh)
-
-    def local_bytes(self, name: str) -> int:
-        """Bytes of that."""
-        return math.prod(self.local_shape(name)) * DTYPE_BYTES[self.tensors[name].tensor.dtype]
 
 
 def lower(
@@ -141,101 +55,133 @@ def lower(
             for n in repeated.body.inputs
         }
         blocks[name] = lower(repeated.body, spread, microbatches, cut, name, entering)
-    tensors: dict[str, LoweredTensor] = {}
-    readers = graph.consumers()
-    for name in graph.outputs:
-        readers[name].append((Op("output", (name,), ()), 0))
-
-    def settle(tensor: Tensor, produced: Sharding, usual: Sharding) -> None:
-        text = spread.shared.get(key(block, tensor.name))
-        shared = produced
-        if text is not None and len(readers[tensor.name]) > 1:
-            model = Sharding.parse(text)
-            shared = Sharding.of(
-                (a, usual.on(a) if a in BATCH_AXES else model.on(a)) for a in mesh.axes
-            )
-        steps = _steps(tensor, produced, shared, mesh, block, tensor.differentiable)
-        tensors[tensor.name] = LoweredTensor(tensor, produced, shared, steps)
-
+    scope = _Scope(graph, spread, mesh, cut, block, blocks)
     for tensor in graph.tensors.values():
         if inputs is not None and tensor.name in inputs:
-            tensors[tensor.name] = LoweredTensor(
-                tensor, inputs[tensor.name], inputs[tensor.name], ()
-            )
-        elif tensor.role == "input":
-            axes = (a for a in mesh.axes if a in BATCH_AXES)
-            dims = ((a, cut.on(a).dims.get(tensor.name)) for a in axes)
-            cuts = Sharding.of((a, split(dim)) for a, dim in dims if dim is not None)
-            settle(tensor, cuts, cuts)
+            given_so = inputs[tensor.name]
+            scope.tensors[tensor.name] = LoweredTensor(tensor, given_so, given_so, ())
+        else:
+            scope.give(tensor)
+    ops = tuple(map(scope.run, graph.ops))
+    outputs = tuple(scope.output(i, name) for i, name in enumerate(graph.outputs))
+    apart = frozenset(n for n in graph.tensors if key(block, n) in cut.apart)
+    moved = [(name, value.steps) for name, value in scope.tensors.items()]
+    moved += [(o.name, o.steps) for op in ops for o in op.operands]
+    for name, steps in moved:
+        if name in apart:
+            _check_in_place(scope.tensors[name], steps, block)
+    zigzag = None if cut.zigzag is None else _own_names(cut.zigzag, graph, block)
+    return Lowered(graph, mesh, block, scope.tensors, ops, outputs, blocks, apart, zigzag)
+
+
+@dataclass(slots=True)
+class _Scope:
+    """The top level or the body of a block, while its ops are gone through in order; ``blocks`` are
+    lowered."""
+
+    graph: Graph
+    spread: Spread
+    mesh: Mesh
+    cut: BatchCut
+    block: str | None
+    blocks: Mapping[str, Lowered]
+    tensors: dict[str, LoweredTensor] = field(default_factory=dict)
+    readers: Counter[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        read = (name for op in self.graph.ops for name in op.inputs)
+        self.readers = Counter([*read, *self.graph.outputs])
+
+    def give(self, tensor: Tensor) -> None:
+        """An input of the graph as the batch is cut, state as it is stored."""
+        if tensor.role == "input":
+            axes = (a for a in self.mesh.axes if a in BATCH_AXES)
+            dims = ((a, self.cut.on(a).dims.get(tensor.name)) for a in axes)
+            produced = Sharding.of((a, split(dim)) for a, dim in dims if dim is not None)
         elif tensor.role in ("parameter", "buffer"):
-            held = Sharding.parse(spread.parameters.get(key(block, tensor.name), "R"))
+            held = Sharding.parse(self.spread.parameters.get(key(self.block, tensor.name), "R"))
             batch = DEFERRED if tensor.differentiable else WHOLE
             produced = Sharding.of(
                 (a, batch if a in BATCH_AXES and held.on(a) == WHOLE else held.on(a))
-                for a in mesh.axes
+                for a in self.mesh.axes
             )
-            settle(tensor, produced, produced)
+        else:
+            return
+        self._settle(tensor, produced, produced)
 
-    lowered: list[LoweredOp] = []
-    for op in graph.ops:
+    def run(self, op: Op) -> LoweredOp:
+        """An op, whose operands are there."""
         bound: BoundRule | None = None
         strategy = Strategy()
         if op.kind == "block":
-            body = blocks[op.attrs["block"]]
-            wants = tuple(body.tensors[n].produced for n in body.graph.inputs)
-            usual = gives = tuple(o.wanted for o in body.outputs)
-            into = tuple(
-                body.graph.tensors[inner].differentiable and graph.tensors[outer].differentiable
-                for inner, outer in zip(body.graph.inputs, op.inputs, strict=True)
-            )
+            wants, gives, into = self._call(op)
+            usual = gives
         else:
-            bound = bind(op, graph.tensors)
-            where = key(block, op.name)
-            decided = Strategy.parse(spread.ops.get(where, "whole"))
-            strategy = _strategy(decided, where, mesh, cut)
+            bound = bind(op, self.graph.tensors)
+            where = key(self.block, op.name)
+            decided = Strategy.parse(self.spread.ops.get(where, "whole"))
             _check_choices(decided, where, bound)
-            into, out = flows(op, graph.tensors)
-            wants, gives = shardings(bound, strategy, mesh, into, out)
+            strategy = _strategy(decided, where, self.mesh, self.cut)
+            into, out = flows(op, self.graph.tensors)
+            wants, gives = shardings(bound, strategy, self.mesh, into, out)
             usual = gives
             if any(axis in BATCH_AXES for axis, _ in decided.choices):
                 # Readers share what the op would give if it did there what it does mostly.
                 others = Strategy(tuple(c for c in decided.choices if c[0] not in BATCH_AXES))
-                _, usual = shardings(bound, _strategy(others, where, mesh, cut), mesh, into, out)
+                plain = _strategy(others, where, self.mesh, self.cut)
+                _, usual = shardings(bound, plain, self.mesh, into, out)
         operands = tuple(
-            Operand(n, w, _steps(graph.tensors[n], tensors[n].shared, w, mesh, block, grad), grad)
+            Operand(n, w, self._steps(n, self.tensors[n].shared, w, grad), grad)
             for n, w, grad in zip(op.inputs, wants, into, strict=True)
         )
         for name, produced, shares in zip(op.outputs, gives, usual, strict=True):
-            settle(graph.tensors[name], produced, shares)
-        lowered.append(LoweredOp(op, bound, strategy, operands, gives))
+            self._settle(self.graph.tensors[name], produced, shares)
+        return LoweredOp(op, bound, strategy, operands, gives)
 
-    outputs: list[Operand] = []
-    for name in graph.outputs:
-        shared = tensors[name].shared
-        wanted = shared
-        if block is None:  # the loss, and others of JAX: model axes agree, shares of data ranks
-            # add up to it
-            wanted = Sharding.of((a, _share(shared.on(a))) for a in mesh.axes if a in BATCH_AXES)
-        grad = graph.tensors[name].differentiable and (block is not None or not outputs)
-        steps = _steps(graph.tensors[name], shared, wanted, mesh, block, grad)
-        outputs.append(Operand(name, wanted, steps, grad))
-    apart = frozenset(n for n in graph.tensors if key(block, n) in cut.apart)
-    zigzag = None if cut.zigzag is None else _own_names(cut.zigzag, graph, block)
-    moved = [(name, value.steps) for name, value in tensors.items()]
-    moved += [(o.name, o.steps) for op in lowered for o in op.operands]
-    for name, steps in moved:
-        if name in apart:
-            _check_in_place(tensors[name], steps, block)
-    return Lowered(
-        graph, mesh, block, tensors, tuple(lowered), tuple(outputs), blocks, apart, zigzag
-    )
+    def output(self, place: int, name: str) -> Operand:
+        """What leaves: of the top level the loss first, of which the model axes agree and the
+        shares of data ranks add up to it; so do others that JAX returns."""
+        shared = wanted = self.tensors[name].shared
+        if self.block is None:
+            axes = (a for a in self.mesh.axes if a in BATCH_AXES)
+            wanted = Sharding.of((a, _share(shared.on(a))) for a in axes)
+        tensor = self.graph.tensors[name]
+        grad = tensor.differentiable and (self.block is not None or place == 0)
+        return Operand(name, wanted, self._steps(name, shared, wanted, grad), grad)
 
+    def _call(self, op: Op) -> tuple[tuple[Sharding, ...], tuple[Sharding, ...], tuple[bool, ...]]:
+        """What a block call wants and gives, and which operands gradients flow back along."""
+        body = self.blocks[op.attrs["block"]]
+        wants = tuple(body.tensors[n].produced for n in body.graph.inputs)
+        into = tuple(
+            body.graph.tensors[inner].differentiable and self.graph.tensors[outer].differentiable
+            for inner, outer in zip(body.graph.inputs, op.inputs, strict=True)
+        )
+        return wants, tuple(o.wanted for o in body.outputs), into
 
-def stored(produced: Sharding) -> Sharding:
-    """What a plan and a program say of how a parameter is stored: that batch axes which do not
-    split it leave it whole goes without saying."""
-    placed = produced.placements
-    return Sharding(tuple((a, p) for a, p in placed if a not in BATCH_AXES or p.kind == "S"))
+    def _settle(self, tensor: Tensor, produced: Sharding, usual: Sharding) -> None:
+        """A tensor that is made: its shared copy, on axes of the batch as it is ``usual``."""
+        text = self.spread.shared.get(key(self.block, tensor.name))
+        shared = produced
+        if text is not None and self.readers[tensor.name] > 1:
+            model = Sharding.parse(text)
+            shared = Sharding.of(
+                (a, usual.on(a) if a in BATCH_AXES else model.on(a)) for a in self.mesh.axes
+            )
+        steps = self._steps(tensor.name, produced, shared, tensor.differentiable)
+        self.tensors[tensor.name] = LoweredTensor(tensor, produced, shared, steps)
+
+    def _steps(
+        self, name: str, source: Sharding, target: Sharding, differentiable: bool
+    ) -> tuple[Step, ...]:
+        tensor = self.graph.tensors[name]
+        steps = reshard(source, target, tensor.shape, self.mesh, differentiable)
+        if steps is None:
+            raise LoweringError(
+                f"{key(self.block, name)} {list(tensor.shape)} cannot go "
+                f"from [{source}] to [{target}]"
+            )
+        return steps
 
 
 def _own_names(at: Mapping[str, int], graph: Graph, block: str | None) -> Mapping[str, int]:
@@ -243,9 +189,13 @@ def _own_names(at: Mapping[str, int], graph: Graph, block: str | None) -> Mappin
 
 
 def _check_in_place(value: LoweredTensor, steps: tuple[Step, ...], block: str | None) -> None:
-    """Raises `LoweringError` where pieces that lie here and there would be cut or joined again."""
-    dims = {p.dim for a, p in value.produced.placements if a in SEQUENCES and p.kind == "S"}
+    """Raises `LoweringError` where pieces that lie here and there would be cut or joined again by
+    an axis outside of those that cut sequences; inner ones take parts of what a rank has."""
+    placed = value.produced.placements
+    dims = {p.dim for a, p in placed if a in SEQUENCES and p.kind == "S"}
     for step in steps:
+        if step.axis in AXES[AXES.index(SEQUENCES[-1]) + 1 :]:
+            continue
         if any(p.kind == "S" and p.dim in dims for p in (step.source, step.target)):
             raise LoweringError(
                 f"{key(block, value.tensor.name)} {list(value.tensor.shape)} has samples and "
@@ -290,150 +240,3 @@ def entering_on(axis: str, tensor: Tensor, cut: BatchCut, where: str) -> Placeme
     choice = cut.on(axis).choices.get(where, "")
     batch = Placement.parse(choice) if choice else WHOLE
     return WHOLE if batch == DEFERRED and not tensor.differentiable else batch
-
-
-def _steps(
-    tensor: Tensor,
-    source: Sharding,
-    target: Sharding,
-    mesh: Mesh,
-    block: str | None,
-    differentiable: bool,
-) -> tuple[Step, ...]:
-    steps = reshard(source, target, tensor.shape, mesh, differentiable)
-    if steps is None:
-        raise LoweringError(
-            f"{key(block, tensor.name)} {list(tensor.shape)} cannot go "
-            f"from [{source}] to [{target}]"
-        )
-    return steps
-
-
-@dataclass(frozen=True, slots=True)
-class Priced:
-    """A collective of one step of training: where it is, how often it runs per optimizer step, and
-    the dtype of what it moves."""
-
-    key: str
-    direction: str
-    collective: Collective
-    count: int
-    dtype: str
-
-
-def activation_collectives(
-    lowered: Lowered, recompute: Recompute = KEEP_ALL, times: int | None = None
-) -> Iterator[Priced]:
-    """Every collective on activations that one rank takes part in, forward and backward.
-
-    Those of a block stand there once, counted for all of its calls.
-
-    ``times`` is how often the graph runs in a step; by default once per microbatch. Blocks that
-    recompute in full run forward again, see `rerun_collectives`.
-    """
-    if times is None:
-        times = lowered.mesh.size(MICROBATCH)
-    called = [op.op.attrs["block"] for op in lowered.ops if op.bound is None]
-    each = Counter(zip(called, recompute.by_call(len(called)), strict=True))
-    for name, calls in Counter(called).items():
-        body = lowered.blocks[name]
-        yield from activation_collectives(body, KEEP_ALL, times * calls)
-        if each[name, FULL]:
-            yield from rerun_collectives(body, times * each[name, FULL])
-    for value in lowered.tensors.values():
-        grad = value.tensor.differentiable  # of a tied parameter there can be a shared copy too
-        yield from _priced(value.tensor, value.steps, grad, lowered, times)
-    for op in lowered.ops:
-        for operand in op.operands:
-            tensor = lowered.graph.tensors[operand.name]
-            yield from _priced(tensor, operand.steps, operand.differentiable, lowered, times)
-        if op.bound is not None:
-            where = key(lowered.block, op.op.name)
-            for inside in internal_collectives(op, lowered.mesh):
-                yield inside.priced(where, times)
-    for operand in lowered.outputs:
-        tensor = lowered.graph.tensors[operand.name]
-        yield from _priced(tensor, operand.steps, operand.differentiable, lowered, times)
-
-
-def rerun_collectives(body: Lowered, times: int = 1) -> Iterator[Priced]:
-    """Forward collectives of a block that is recomputed.
-
-    Recomputation stops at the last op that saves anything: what comes after it is not run again.
-    """
-    savers = [i for i, op in enumerate(body.ops) if _saves(op, body)]
-    for i, op in enumerate(body.ops[: max(savers, default=-1) + 1]):
-        for operand in op.operands:
-            yield from _priced(body.graph.tensors[operand.name], operand.steps, False, body, times)
-        if op.bound is not None:
-            for inside in internal_collectives(op, body.mesh):
-                if inside.direction == "forward":
-                    yield inside.priced(key(body.block, op.op.name), times)
-        for name in op.op.outputs if i < max(savers) else ():
-            yield from _priced(
-                body.graph.tensors[name], body.tensors[name].steps, False, body, times
-            )
-
-
-def _saves(op: LoweredOp, body: Lowered) -> bool:
-    rule = None if op.bound is None else op.bound.rule
-    grad = any(body.graph.tensors[n].differentiable for n in op.op.outputs)
-    return grad and (rule is None or bool(rule.saves or rule.saves_results or rule.keeps))
-
-
-class Inside(NamedTuple):
-    """A collective inside an op, which one run of it makes so often."""
-
-    direction: str
-    collective: Collective
-    times: int
-    dtype: str
-
-    def priced(self, where: str, times: int) -> Priced:
-        return Priced(where, self.direction, self.collective, times * self.times, self.dtype)
-
-
-def internal_collectives(op: LoweredOp, mesh: Mesh) -> Iterator[Inside]:
-    """Those inside the op's own implementations under its strategy."""
-    assert op.bound is not None
-    local = extents(op.bound, op.strategy, mesh)
-    for each in op.bound.rule.implementations:
-        axes = [a for a, c in op.strategy.choices if c == each.choice and mesh.size(a) > 1]
-        for inside, (i, axis) in product(each.moves, enumerate(axes)):
-            names = factor_names(op.bound, inside.dims)
-            numel = math.prod(local[name] for name in names) * inside.count
-            if inside.ahead:
-                numel *= mesh.ways(axes[: i + 1])
-            else:
-                numel = math.ceil(numel * kept_share(op.bound.rule, op.strategy, mesh))
-            size = numel * DTYPE_BYTES[inside.dtype]
-            times = mesh.size(axis) - 1 if inside.kind == SHIFT else 1
-            moved = Collective(inside.kind, axis, size)
-            yield Inside(inside.direction, moved, times, inside.dtype)
-
-
-def _priced(
-    tensor: Tensor, steps: tuple[Step, ...], differentiable: bool, lowered: Lowered, times: int
-) -> Iterator[Priced]:
-    where = key(lowered.block, tensor.name)
-    for direction in ("forward", "backward") if differentiable else ("forward",):
-        for collective in collectives(steps, tensor.dtype, lowered.mesh, direction):
-            yield Priced(where, direction, collective, times, tensor.dtype)
-
-
-__all__ = [
-    "BATCH_AXES",
-    "MICROBATCH",
-    "SAMPLE_AXES",
-    "Lowered",
-    "LoweredOp",
-    "LoweredTensor",
-    "LoweringError",
-    "Operand",
-    "Priced",
-    "activation_collectives",
-    "entering_on",
-    "internal_collectives",
-    "lower",
-    "stored",
-]

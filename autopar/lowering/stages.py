@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from autopar.lowering.spread import Lowered, LoweredOp, LoweredTensor, Operand
+from autopar.lowering.lowered import Lowered, LoweredOp, LoweredTensor, Operand
 from autopar.nouns.errors import UserError
 from autopar.nouns.graph import Block, Graph, Op
 from autopar.nouns.kinds import DRAWS

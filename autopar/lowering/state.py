@@ -1,6 +1,6 @@
 """The collectives of a training step for parameters, gradients and bookkeeping, to the byte.
 
-What the runtime issues beside the activations' collectives (`autopar.lowering.spread`), on rank 0:
+What the runtime issues beside the activations' collectives (`autopar.lowering.issued`), on rank 0:
 
 =============================  ==================================  ================================
 what                           over                                how often in a step

@@ -27,13 +27,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from autopar.lowering.spread import (
-    Lowered,
-    LoweredOp,
-    LoweredTensor,
-    Operand,
-    internal_collectives,
-)
+from autopar.lowering.issued import internal_collectives
+from autopar.lowering.lowered import Lowered, LoweredOp, LoweredTensor, Operand
 from autopar.nouns.graph import Graph, Op
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.text.lines import name, shape

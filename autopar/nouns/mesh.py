@@ -64,6 +64,12 @@ class Mesh:
     def _several(self, names: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(a for a in self.axes if a in names and self.size(a) > 1)
 
+    def without(self, axes: Iterable[str]) -> Mesh:
+        """The same mesh without these axes."""
+        gone = {*axes}
+        kept = [(a, s) for a, s in zip(self.axes, self.sizes, strict=True) if a not in gone]
+        return Mesh(tuple(a for a, _ in kept), tuple(s for _, s in kept))
+
     def trimmed(self) -> Mesh:
         """The same mesh without its axes of size 1."""
         kept = [(a, s) for a, s in zip(self.axes, self.sizes, strict=True) if s > 1]

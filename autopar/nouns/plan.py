@@ -15,6 +15,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from autopar.nouns.axes import (
+    CONTEXT,
+    EXPERT,
+    HEADS,
+    PIPELINE,
+    REPLICATE,
+    SECOND_TENSOR,
+    SHARD,
+    TENSOR,
+)
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.offload import OFFLOAD
 from autopar.nouns.recompute import KEEP_ALL, Recompute
@@ -217,10 +227,15 @@ class Plan:
 
     @property
     def degrees(self) -> dict[str, int]:
-        """The largest of any stage, and ``pp``: groups of devices that hold stages."""
-        names = ("dp_replicate", "dp_shard", "tp", "cp", "ep")
+        """The largest of any stage, and ``pp``: groups of devices that hold stages. Of rare axes
+        those that there are."""
+        names = (REPLICATE, SHARD, TENSOR, CONTEXT, EXPERT, HEADS, SECOND_TENSOR)
         sizes = {name: max(self.mesh(s).size(name) for s in self.stages) for name in names}
-        return {**sizes, "pp": len(self.groups)}
+        rare = {n for n in (HEADS, SECOND_TENSOR) if sizes[n] == 1}
+        return {
+            **{n: size for n, size in sizes.items() if n not in rare},
+            PIPELINE: len(self.groups),
+        }
 
     @property
     def groups(self) -> tuple[int, ...]:

@@ -13,8 +13,8 @@ from autopar.cost_models.physics import check
 from autopar.frontends.dispatch import capture, executor
 from autopar.frontends.loading import load_workload
 from autopar.frontends.shared.captured import Captured
+from autopar.lowering.lowered import Lowered
 from autopar.lowering.precision import at_precision
-from autopar.lowering.spread import Lowered
 from autopar.nouns.axes import REPLICATE, SHARD
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.errors import UserError
@@ -31,12 +31,14 @@ from autopar.planner.ask.candidates import StateLayout
 from autopar.planner.ask.dtypes import mixed_unit
 from autopar.planner.ask.experts import check_experts
 from autopar.planner.ask.pins import read_pins
-from autopar.planner.ask.question import Answer, Outcome, Question
+from autopar.planner.ask.question import Outcome, Question
 from autopar.planner.ask.sequences import check_heads, cuts_along, every_cut
 from autopar.planner.ask.unruled import check_allowed, check_registered, unruled
+from autopar.planner.solve.solved import lowered_of
 from autopar.pricing.bands import memory_band, time_band
 from autopar.pricing.bounds import prediction_bounds
 from autopar.pricing.offload import obstacle as offload_obstacle
+from autopar.pricing.priced import Priced
 from autopar.pricing.utilization import cluster_peak_s
 from autopar.rules.batch import flow_or_obstacle
 from autopar.rules.cut import Cut, Cuts
@@ -71,9 +73,9 @@ class PlanResult:
     """A plan with what it was made from.
 
     cluster:       what the plan uses of the one that was given, in the order of its ranks.
-    search_time_s: CPU seconds by phase.
     obstacles:     what stands against data ranks or microbatches; layouts that were left out.
     fewer:         a part of the cluster that would be as fast.
+    search_time_s: CPU seconds by phase, of a plan that was made from files.
     """
 
     plan: Plan
@@ -82,10 +84,10 @@ class PlanResult:
     captured: Captured
     graph: Graph
     lowered: Lowered
-    search_time_s: Mapping[str, float]
     unruled_ops: tuple[str, ...]
     obstacles: tuple[str, ...] = ()
     fewer: Fewer | None = None
+    search_time_s: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -143,18 +145,7 @@ def plan(
     if isinstance(cluster_ref, str) and cluster_ref != "local":
         marks = replace(made.fingerprints, cluster_file=as_read)
         made = replace(made, cluster_file=str(cluster_ref), fingerprints=marks)
-    return PlanResult(
-        plan=made,
-        workload=workload,
-        cluster=result.cluster,
-        captured=captured,
-        graph=result.graph,
-        lowered=result.lowered,
-        search_time_s=clock.spent,
-        unruled_ops=result.unruled_ops,
-        obstacles=result.obstacles,
-        fewer=result.fewer,
-    )
+    return replace(result, plan=made, search_time_s=clock.spent)
 
 
 def _measured(cluster: Cluster, options: Options, style: Style, progress: Progress) -> Cluster:
@@ -176,19 +167,6 @@ def _measured(cluster: Cluster, options: Options, style: Style, progress: Progre
     return calibrated
 
 
-@dataclass(frozen=True, slots=True)
-class Planned:
-    """The outcome for a captured model; ``cluster``: what it uses of the one that was given."""
-
-    plan: Plan
-    graph: Graph
-    lowered: Lowered
-    unruled_ops: tuple[str, ...]
-    obstacles: tuple[str, ...]
-    fewer: Fewer | None
-    cluster: Cluster
-
-
 def plan_captured(
     captured: Captured,
     workload: Workload,
@@ -197,7 +175,7 @@ def plan_captured(
     fix: Mapping[str, str] | None = None,
     options: Options | None = None,
     progress: Progress = lambda _: None,
-) -> Planned:
+) -> PlanResult:
     """Plans a model that is captured already."""
     options = options or Options()
     style = options.style or style_of(workload.framework)
@@ -256,9 +234,11 @@ def plan_captured(
     if mixed:
         against += (f"No ZeRO: {mixed}.",)
     against += outcome.alarms
-    enough = fewer(question, outcome) if not outcome.best.stages else None
-    return Planned(
-        made, graph, outcome.best.lowered, tuple(missing), against, enough, outcome.cluster
+    enough = None if outcome.best.decided.stages else fewer(question, outcome)
+    lowered = lowered_of(question, outcome.best.decided)
+    used = outcome.cluster
+    return PlanResult(
+        made, workload, used, captured, graph, lowered, tuple(missing), against, enough
     )
 
 
@@ -312,7 +292,7 @@ def _plan(
     style: Style,
     kept_whole: Sequence[str],
 ) -> Plan:
-    best = outcome.best
+    best = outcome.best.decided
     return Plan(
         workload=workload_ref,
         framework=workload.framework,
@@ -331,10 +311,10 @@ def _plan(
             tool=version("autopar"),
             training={**training(workload), **captured.digests},
         ),
-        prediction=_prediction(best, outcome.lower_bound_s, question, captured),
+        prediction=_prediction(outcome.best.priced, outcome.lower_bound_s, question, captured),
         runners_up=outcome.runners_up,
         replicated_ops=tuple(kept_whole),
-        searcher=best.solution.found_by,
+        searcher=best.searcher,
         clip_norm=None if workload.clip_norm is None else float(workload.clip_norm),
     )
 
@@ -349,7 +329,7 @@ def _profile_name(cluster: Cluster) -> str:
 
 
 def _prediction(
-    best: Answer, lower_bound_s: float, question: Question, captured: Captured
+    best: Priced, lower_bound_s: float, question: Question, captured: Captured
 ) -> Prediction:
     seconds = best.time.total_s
     cluster = question.cluster

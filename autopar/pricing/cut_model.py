@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from autopar.lowering.spread import Lowered
+from autopar.lowering.lowered import Lowered
 from autopar.nouns.cluster import Cluster
 from autopar.pricing.cuts import Cuts, Signature
 from autopar.pricing.prices import Prices

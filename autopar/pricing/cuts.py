@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from autopar.lowering.spread import Lowered
+from autopar.lowering.lowered import Lowered
 from autopar.lowering.stages import StagePart, stage_parts, updated_buffers
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.plan import Stage

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autopar.lowering.spread import Lowered
+from autopar.lowering.lowered import Lowered
 from autopar.lowering.stages import CutError
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.plan import Plan, Stage

@@ -22,10 +22,12 @@ from autopar.pricing.step_time import StepTime
 
 @dataclass(frozen=True, slots=True)
 class Priced:
-    """memory: of the rank that needs most."""
+    """memory: of the rank that needs most; alarm: what of its figures cannot be, and so none is to
+    be trusted."""
 
     time: StepTime
     memory: Memory
+    alarm: str = ""
 
 
 def price(model: CutModel, state: StateSharding, recompute: Recompute) -> Priced:

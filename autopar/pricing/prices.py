@@ -10,7 +10,8 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 
 from autopar.cost_models.compute import added_time_s, beside_product_s, op_rate, op_time_s
-from autopar.lowering.spread import LoweredOp, internal_collectives
+from autopar.lowering.issued import internal_collectives
+from autopar.lowering.lowered import LoweredOp
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.graph import Tensor
 from autopar.nouns.mesh import Mesh

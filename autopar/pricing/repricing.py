@@ -6,7 +6,8 @@ prints. A searcher's claimed cost must equal this number, to the picosecond.
 
 from __future__ import annotations
 
-from autopar.lowering.spread import MICROBATCH, Lowered, stored
+from autopar.lowering.lowered import Lowered, stored
+from autopar.nouns.axes import MICROBATCH
 from autopar.nouns.plan import key
 from autopar.pricing.prices import Prices
 from autopar.pricing.state_prices import StatePrices

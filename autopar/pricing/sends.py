@@ -10,7 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
-from autopar.lowering.spread import Lowered
+from autopar.lowering.lowered import Lowered
 from autopar.lowering.stages import remade
 from autopar.pipeline.actions import Schedule
 from autopar.pipeline.clock import Clock, Pair, Times

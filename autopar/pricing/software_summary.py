@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 
-from autopar.lowering.spread import Lowered
+from autopar.lowering.lowered import Lowered
 from autopar.pricing.prices import Prices
 from autopar.pricing.software.figures import Figures
 from autopar.pricing.software.memory import (

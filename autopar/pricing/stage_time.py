@@ -256,7 +256,7 @@ def _piece(unit: Unit, state: StateSharding, cluster: Cluster, policy: str, root
     again = {
         NONE: 0.0,
         SELECTIVE: unit.light_s,
-        COMPUTE: unit.forward_s,
+        COMPUTE: unit.forward_s - unit.rings_s,
         FULL: unit.forward_s + unit.moved_again_s,
     }[policy]
     return _Piece(

@@ -14,12 +14,8 @@ from typing import TypeVar
 
 from autopar.lowering.collectives import loss_bytes
 from autopar.lowering.counts import global_counts, label_collectives
-from autopar.lowering.spread import (
-    Lowered,
-    internal_collectives,
-    rerun_collectives,
-    stored,
-)
+from autopar.lowering.issued import internal_collectives, rerun_collectives
+from autopar.lowering.lowered import Lowered, stored
 from autopar.lowering.state import LOSS_BYTES, split_of
 from autopar.nouns.graph import DTYPE_BYTES
 from autopar.nouns.plan import key
@@ -28,12 +24,14 @@ from autopar.pricing.prices import PICOSECONDS, Prices
 from autopar.pricing.units.activations import (
     Life,
     activation_lives,
+    is_ring,
     keeps_result,
     kept_by_policy,
     saved_parameters,
 )
 from autopar.pricing.units.unit import Kind, Unit
 from autopar.pricing.xla_memory import XlaLives, xla_lives
+from autopar.rules.resharding import SHIFT
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +145,7 @@ def _sum(one: Mapping[K, int], more: Mapping[K, int], times: int) -> dict[K, int
 
 
 def _unit(lowered: Lowered, prices: Prices) -> Unit:
-    forward, backward, weights, light = _computed(lowered, prices)
+    forward, backward, weights, light, rings = _computed(lowered, prices)
     moved, met = _moved(lowered, prices)
     trained, frozen, deferred, cutting = _parameters(lowered)
     added = prices.added(sum(n * DTYPE_BYTES[kind.dtype] for kind, n in trained.items()))
@@ -156,8 +154,7 @@ def _unit(lowered: Lowered, prices: Prices) -> Unit:
         (backward + added) / PICOSECONDS,
         moved[0] / PICOSECONDS,
         moved[1] / PICOSECONDS,
-        sum(p.count * prices.collective(p.collective) for p in rerun_collectives(lowered))
-        / PICOSECONDS,
+        _moved_again(lowered, prices) / PICOSECONDS,
         met,
         trained,
         frozen,
@@ -165,15 +162,25 @@ def _unit(lowered: Lowered, prices: Prices) -> Unit:
         saved_parameters(lowered),
         (weights + added) / PICOSECONDS,
         light / PICOSECONDS,
+        rings / PICOSECONDS,
         cutting,
     )
 
 
-def _computed(lowered: Lowered, prices: Prices) -> tuple[int, int, int, int]:
+def _moved_again(lowered: Lowered, prices: Prices) -> int:
+    """Picoseconds of collectives of a forward that runs again; what passes around a ring as far as
+    its compute leaves it bare."""
+    again = (p for p in rerun_collectives(lowered) if p.collective.kind != SHIFT)
+    moved = sum(p.count * prices.collective(p.collective) for p in again)
+    rings = (op for op in lowered.ops if is_ring(op, lowered.mesh))
+    return moved + sum(prices.inside(op, lowered.graph.tensors, lowered.block)[0] for op in rings)
+
+
+def _computed(lowered: Lowered, prices: Prices) -> tuple[int, int, int, int, int]:
     """Picoseconds of arithmetic: forward, backward; of that gradients of parameters; of forward
-    what runs again even where the results of products are kept."""
+    what runs again even where the results of products are kept, and attention around rings."""
     tensors = lowered.graph.tensors
-    forward = backward = weights = light = 0
+    forward = backward = weights = light = rings = 0
     for op in lowered.ops:
         if op.bound is None:
             continue
@@ -181,9 +188,11 @@ def _computed(lowered: Lowered, prices: Prices) -> tuple[int, int, int, int]:
         forward, backward = forward + ahead, backward + back
         if not keeps_result(op):
             light += ahead
+        if is_ring(op, lowered.mesh):
+            rings += ahead
         if any(tensors[n].role == "parameter" and tensors[n].differentiable for n in op.op.inputs):
             weights += min(ahead, back)
-    return forward, backward, weights, light
+    return forward, backward, weights, light, rings
 
 
 def _moved(lowered: Lowered, prices: Prices) -> tuple[tuple[int, int], tuple[int, int]]:

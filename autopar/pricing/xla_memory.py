@@ -18,8 +18,9 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from autopar.lowering.spread import MICROBATCH, Lowered, LoweredOp
+from autopar.lowering.lowered import Lowered, LoweredOp
 from autopar.nouns import costly
+from autopar.nouns.axes import MICROBATCH
 from autopar.nouns.graph import DTYPE_BYTES
 from autopar.nouns.recompute import Recompute, policies
 from autopar.pricing.state import StateSharding

@@ -10,7 +10,9 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from autopar.lowering.spread import MICROBATCH, Lowered, Priced, activation_collectives
+from autopar.lowering.issued import Priced, activation_collectives
+from autopar.lowering.lowered import Lowered
+from autopar.nouns.axes import MICROBATCH
 from autopar.nouns.plan import Memory, key
 from autopar.pricing.prices import Prices
 from autopar.report.implementations import Running, objects, words

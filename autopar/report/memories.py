@@ -62,10 +62,11 @@ def memory_table(rows: Sequence[WithMemory], own_bytes: int) -> list[RenderableT
         if row.best is None:
             shown.add_row(name, "", "", "", "nothing fits")
             continue
-        step_s = row.best.time.total_s
-        against = "" if own is None or row.best is own else f"{step_s / own.time.total_s - 1:+.1%}"
-        taken = size(row.best.memory.total)
-        shown.add_row(name, duration(step_s), against, taken, layout_text(row.best))
+        step_s, against = row.best.priced.time.total_s, ""
+        if own is not None and row.best is not own:
+            against = f"{step_s / own.priced.time.total_s - 1:+.1%}"
+        taken = size(row.best.priced.memory.total)
+        shown.add_row(name, duration(step_s), against, taken, layout_text(row.best.decided))
     return [Text("What other memory would buy, with nothing pinned", style="bold"), indented(shown)]
 
 
@@ -74,9 +75,9 @@ def memory_objects(rows: Sequence[WithMemory]) -> list[dict[str, Any]]:
     return [
         {
             "memory_bytes": row.memory_bytes,
-            "step_time_s": row.best.time.total_s if row.best else None,
-            "taken_bytes": row.best.memory.total if row.best else None,
-            "layout": layout_text(row.best) if row.best else None,
+            "step_time_s": row.best.priced.time.total_s if row.best else None,
+            "taken_bytes": row.best.priced.memory.total if row.best else None,
+            "layout": layout_text(row.best.decided) if row.best else None,
         }
         for row in rows
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from autopar.lowering.spread import Lowered, LoweredOp
+from autopar.lowering.lowered import Lowered, LoweredOp
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.errors import first_of
 from autopar.nouns.graph import DTYPE_BYTES

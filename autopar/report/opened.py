@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from autopar.files import plan_folder
+from autopar.lowering.lowered import Lowered, LoweringError
 from autopar.lowering.of_plan import batch_dims, lowered_plan, planned_graph
-from autopar.lowering.spread import Lowered, LoweringError
 from autopar.nouns.graph import Graph
 from autopar.nouns.plan import Plan
 from autopar.report.decisions import wrong_decision

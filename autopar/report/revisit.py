@@ -7,9 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autopar.files import plan_folder
+from autopar.lowering.lowered import Lowered, LoweringError
 from autopar.lowering.of_plan import plan_cut
-from autopar.lowering.spread import MICROBATCH, Lowered, LoweringError, lower
+from autopar.lowering.spread import lower
 from autopar.lowering.stages import CutError
+from autopar.nouns.axes import MICROBATCH
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.graph import Graph
 from autopar.nouns.mesh import Mesh

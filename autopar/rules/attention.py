@@ -44,7 +44,7 @@ def _attention(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]
     terms = [["b", heads, "s", "d!"], ["b", "g", "t!", "d!"], ["b", "g", "t!", "e!"]]
     if len(operands) > 3:
         mask = operands[3].shape
-        whole = ["b", heads, "s", "m!"][4 - len(mask) :]  # a ring needs all of its columns
+        whole = ["b", heads, "s", "t!"][4 - len(mask) :]
         terms.append(["1" if n == 1 else f for f, n in zip(whole, mask, strict=True)])
     rows, columns = query[2], key[2]
     seen = 1.0
@@ -90,7 +90,8 @@ def _rows(op: Op, operands: tuple[Tensor, ...]) -> tuple[Implemented, ...]:
         Internal(SHIFT, "backward", pair, width, wide),
     )
     rings = (CAUSAL_RING, ZIGZAG_RING) if causal else (RING,)
-    return (*plain, *(Implemented("s", name, moves, ("t",)) for name in rings))
+    # A mask has all of its columns on every rank.
+    return (*plain, *(Implemented("s", name, moves, ("t",), (1, 2)) for name in rings))
 
 
 def _rotary(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:

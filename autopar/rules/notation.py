@@ -100,12 +100,14 @@ class Implemented(_Hashable):
     also:  factors that the axis splits together with the first one: queries' rows and keys of a
            ring, tokens and experts of a dispatch. Such a way is chosen by its name, and so is one
            whose pieces lie in zigzag.
+    of:    the operands whose dims of ``also`` are split, by position; none: all.
     """
 
     factor: str
     name: str
     moves: tuple[Internal, ...] = ()
     also: tuple[str, ...] = ()
+    of: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         _Hashable.__post_init__(self)
@@ -245,11 +247,15 @@ class BoundRule:
 
     def operand_holder(self, operand: int, choice: str) -> int | None:
         """The dim of an operand that ``choice`` splits; None where it splits none."""
+        implemented = None if choice in self.factors else self.rule.implemented(choice)
+        if implemented is not None and implemented.of and operand not in implemented.of:
+            return self._holder(self.operands[operand], implemented.factor)
         return self._holder(self.operands[operand], choice)
 
     def leaves_partial(self, choice: str) -> bool:
         """Whether ``choice`` leaves the gradient of some operand a partial sum."""
-        return any(self._holder(operand, choice) is None for operand in self.operands)
+        every = range(len(self.operands))
+        return any(self.operand_holder(operand, choice) is None for operand in every)
 
     def _holder(self, term: Term, choice: str) -> int | None:
         places = ((i, f) for f in self.splits(choice) for i, dim in enumerate(term) if f in dim)

@@ -40,6 +40,11 @@ def backward_hooks_of(module: nn.Module) -> tuple[Any, ...]:
     return module._backward_hooks, module._backward_pre_hooks
 
 
+def forward_hooks_of(module: nn.Module) -> tuple[Any, ...]:
+    """The tables of a module's hooks before and behind its forward."""
+    return module._forward_pre_hooks, module._forward_hooks
+
+
 def gradient_hooks_of(parameter: torch.Tensor) -> tuple[Any, ...]:
     """The tables of hooks on a gradient, each None where nobody asked for one."""
     kinds = ("_backward_hooks", "_post_accumulate_grad_hooks")

@@ -112,8 +112,9 @@ def routes_of(index: Tensor, own: int, held: Axes = (), dispatch: Axes = ()) -> 
     if over or across:
         keys, count = _keys(keys, own, over, across[::-1])
     chosen = keys.argsort(stable=True)
-    others = count + bool(over)  # all that is another rank's has the last key
-    leaving = keys.new_zeros(others).scatter_add(0, keys, torch.ones_like(keys))[:count]
+    # Routes that start elsewhere have a place of their own, those to no expert none: an error.
+    leaving = keys.new_zeros(count + bool(over))
+    leaving = leaving.scatter_add(0, keys, torch.ones_like(keys))[:count]
     leave, come = _ahead(leaving, across[::-1])
     share = -(-len(keys) // math.prod(map(transport.size, over)))
     sums = [side.sum(1) for pair in zip(leave, come, strict=True) for side in pair]
@@ -179,7 +180,7 @@ def _keys(flat: Tensor, own: int, over: Sequence[str], hops: Sequence[str]) -> t
     mine = mine.permute(*map(axes.index, (*hops, *over)), len(axes)).reshape(-1)
     keys.fill_(len(mine))
     keys[mine] = torch.arange(len(mine), device=flat.device)
-    return keys[flat], len(mine)
+    return keys.index_select(0, flat), len(mine)
 
 
 def _by_key(came: Tensor, rows: int) -> Tensor:

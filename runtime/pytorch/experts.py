@@ -67,7 +67,7 @@ def experts(
     h = _products(h, routes.rows, down, down_bias, transposed)
     h = routes.to_tokens(h) * weights.reshape(-1)[routes.chosen].unsqueeze(-1)
     if routes.whole:
-        h = h[inverse(routes.chosen)]
+        h = h.index_select(0, inverse(routes.chosen))
     else:  # zeros where a route is another rank's
         h = h.new_zeros(index.numel(), h.shape[1]).index_copy(0, routes.chosen, h)
     return h.view(*index.shape, h.shape[1]).sum(1).to(x.dtype)

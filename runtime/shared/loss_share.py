@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Literal
 
 from autopar.files import plan_folder
+from autopar.lowering.lowered import Lowered, LoweredOp
 from autopar.lowering.of_plan import batch_dims, lowered_plan, planned_graph
-from autopar.lowering.spread import Lowered, LoweredOp
 from autopar.nouns.errors import UserError
 from autopar.nouns.graph import Graph
 from autopar.rules.batch import batch_flow, flow_or_obstacle

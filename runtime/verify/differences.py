@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from autopar.emit.marks import RESHARDED
-from autopar.lowering.spread import MICROBATCH
+from autopar.nouns.axes import MICROBATCH
 from autopar.nouns.graph import Graph
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import key

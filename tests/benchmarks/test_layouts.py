@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from autopar.lowering.spread import activation_collectives
+from autopar.lowering.issued import activation_collectives
 from autopar.planner import PlanResult, plan
 from benchmarks.emitted_vs_handwritten import CLUSTER, LAYOUTS, MODEL
 from benchmarks.gpt import BATCH, LAYERS, LENGTH, WIDTH

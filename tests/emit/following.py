@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from autopar.frontends.shared.captured import Captured
-from autopar.lowering.spread import BATCH_AXES, MICROBATCH
+from autopar.lowering.lowered import BATCH_AXES
+from autopar.nouns.axes import MICROBATCH
 from autopar.nouns.graph import Graph
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Spread, key

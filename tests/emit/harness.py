@@ -17,8 +17,10 @@ from autopar.emit.pytorch import emit
 from autopar.frontends.pytorch.capture import capture
 from autopar.frontends.shared.captured import Captured
 from autopar.lowering.counts import label_collectives
+from autopar.lowering.issued import activation_collectives
+from autopar.lowering.lowered import Lowered
 from autopar.lowering.precision import at_precision
-from autopar.lowering.spread import Lowered, activation_collectives, lower
+from autopar.lowering.spread import lower
 from autopar.nouns.axes import BATCH, SAMPLES, SEQUENCES
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Plan, Spread, Stage

@@ -6,8 +6,10 @@ import random
 from collections.abc import Mapping
 
 from autopar.frontends.shared.captured import Captured
-from autopar.lowering.spread import BATCH_AXES, MICROBATCH, lower
+from autopar.lowering.lowered import BATCH_AXES
+from autopar.lowering.spread import lower
 from autopar.lowering.stages import updated_buffers
+from autopar.nouns.axes import MICROBATCH
 from autopar.nouns.graph import Graph, Op, Tensor
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Spread, key

@@ -12,14 +12,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from autopar.emit.pytorch import emit
 from autopar.files.cluster_file import load_cluster
-from autopar.lowering.spread import LoweringError
+from autopar.frontends.pytorch.capture import capture
+from autopar.lowering.lowered import LoweringError
 from autopar.nouns.errors import UserError
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Spread, key
 from autopar.nouns.workload import Workload
 from autopar.planner.planning import plan_captured
-from tests.emit.harness import capture_of, check, emitted
+from tests.emit.harness import Emitted, capture_of, check, emitted
+
+CLUSTER = load_cluster("examples/clusters/cpu_4.yaml")
 
 BATCH, LENGTH, WIDTH, HEADS, WORDS = 2, 16, 16, 4, 11
 WAYS = {
@@ -91,15 +95,14 @@ def test_right_and_priced_as_issued(name: str, mesh: str, way: str) -> None:
 @pytest.mark.parametrize("name", ["causal", "grouped"])
 def test_heads_that_ranks_do_not_divide_are_named(name: str) -> None:
     workload = Workload(model=MODELS[name], batch=batch)
-    cluster = load_cluster("examples/clusters/cpu_4.yaml")
     captured = capture_of(MODELS[name], batch)
     if name == "causal":
-        made = plan_captured(captured, workload, cluster, "m.py", {"cp_head": "4"})
+        made = plan_captured(captured, workload, CLUSTER, "m.py", {"cp_head": "4"})
         assert made.plan.program_mesh.size("cp_head") == HEADS
         return
     says = "--fix cp_head=4 does not divide the 2 heads of keys and values .*: cp_head may be 1 or"
     with pytest.raises(UserError, match=says):
-        plan_captured(captured, workload, cluster, "m.py", {"cp_head": "4"})
+        plan_captured(captured, workload, CLUSTER, "m.py", {"cp_head": "4"})
 
 
 def test_a_choice_that_the_rule_does_not_have_is_named() -> None:
@@ -109,3 +112,31 @@ def test_a_choice_that_the_rule_does_not_have_is_named() -> None:
     says = re.escape(f"{key(None, at.name)}: cp:ring is nothing that an axis may do to it")
     with pytest.raises(LoweringError, match=says):
         emitted(captured, Spread(Mesh.parse("cp=2"), {key(None, at.name): "cp:ring"}))
+
+
+class Placed(Model):
+    """Positions are a parameter of as many rows as there are tokens."""
+
+    def __init__(self) -> None:
+        super().__init__(HEADS, is_causal=True)
+        self.rows = nn.Parameter(torch.randn(LENGTH, WIDTH))
+
+    def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
+        x = self.words(tokens) + self.rows
+        q, k, v = (
+            p(x).unflatten(-1, (HEADS, -1)).transpose(1, 2) for p in (self.q, self.k, self.v)
+        )
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.o(mixed.transpose(1, 2).flatten(2))
+        return F.cross_entropy(self.head(x).flatten(0, 1), labels.flatten())
+
+
+@pytest.mark.parametrize("fix", ["cp=2", "cp=4", "cp_ring=2,cp_head=2", "cp=2,tp=2"])
+def test_a_parameter_of_tokens_is_whole_where_these_are_cut(fix: str) -> None:
+    workload = Workload(model=Placed, batch=batch)
+    captured = capture(workload)
+    pins = dict(pair.split("=") for pair in fix.split(","))
+    planned = plan_captured(captured, workload, CLUSTER, "m.py", pins)
+    text = emit(planned.lowered, planned.plan, captured)["model.py"]
+    torch.manual_seed(0)
+    check(Emitted(captured, planned.plan, planned.lowered, text), Placed(), batch())

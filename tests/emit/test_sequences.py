@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from autopar.lowering.spread import LoweringError
+from autopar.lowering.lowered import LoweringError
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Spread
 from autopar.rules.pieces import BatchMixed

@@ -19,7 +19,7 @@ from autopar.frontends.jax.capture import capture_workload
 from autopar.lowering.collectives import Row, priced_collectives
 from autopar.nouns.plan import Plan
 from autopar.nouns.workload import Workload
-from autopar.planner.planning import Options, Planned, plan_captured
+from autopar.planner.planning import Options, PlanResult, plan_captured
 from autopar.runtime.jax.layout import by_name
 from autopar.runtime.jax.load import run_program
 from autopar.runtime.jax.step import Step
@@ -59,7 +59,7 @@ class Made:
     options: dict[str, Any]
     workload: Workload
     captured: Captured
-    planned: Planned
+    planned: PlanResult
     text: str
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import cast
 
-from autopar.lowering.spread import Lowered
+from autopar.lowering.lowered import Lowered
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.recompute import Recompute

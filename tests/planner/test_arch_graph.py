@@ -22,12 +22,11 @@ from autopar.lowering.spread import lower
 from autopar.nouns.graph import Graph
 from autopar.nouns.layout import Pins
 from autopar.nouns.mesh import Mesh
-from autopar.nouns.recompute import KEEP_ALL
-from autopar.planner.ask.candidates import Candidate, StateLayout, model_mesh
+from autopar.planner.ask.candidates import Candidate, model_mesh
 from autopar.planner.ask.question import Question
 from autopar.planner.family.megatron import spread_of
 from autopar.planner.problem.solving import Solver
-from autopar.planner.solve.solved import lowered_of, solve, state_of
+from autopar.planner.solve.solved import hidden, solve, state_of
 from autopar.pricing.prices import Prices
 from autopar.pricing.repricing import objective
 from autopar.pricing.state_prices import StatePrices
@@ -200,9 +199,10 @@ def test_the_written_sharding_is_as_good_as_a_searched_one(gated: bool) -> None:
     mesh = solved.spread.mesh
 
     def cost(sequence_parallel: bool) -> int:
-        lowered = lowered_of(question, spread_of(graph, mesh, sequence_parallel), candidate)
+        spread = spread_of(graph, mesh, sequence_parallel)
+        lowered = lower(graph, spread, candidate.microbatches, cut)
         prices = Prices(cluster, lowered.mesh, "bfloat16", question.fusion)
-        state = state_of(question, StateLayout(1, 128, 1, KEEP_ALL), candidate)
+        state = state_of(question, hidden(128).layout, candidate)
         return objective(lowered, prices, StatePrices(cluster, state, 0.0))
 
     assert solved.solution.cost <= cost(True) <= 1.002 * solved.solution.cost

@@ -19,9 +19,9 @@ from autopar.emit.pytorch import emit
 from autopar.files.cluster_file import cluster_from_text
 from autopar.frontends.dispatch import capture
 from autopar.frontends.shared.captured import Captured
-from autopar.lowering.spread import Lowered
+from autopar.lowering.lowered import Lowered
 from autopar.nouns.graph import DTYPE_BYTES
-from autopar.planner.planning import Planned, plan_captured
+from autopar.planner.planning import PlanResult, plan_captured
 from autopar.pricing.units.activations import activation_lives, saved_parameters
 from autopar.pricing.utilization import model_flops, peak_time_s
 from autopar.report.notes import notes
@@ -83,7 +83,7 @@ def _size(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-def _real(mix: Mix, planned: Planned, captured: Captured) -> Step:
+def _real(mix: Mix, planned: PlanResult, captured: Captured) -> Step:
     text = emit(planned.lowered, planned.plan, captured, True)["model.py"]
     module = types.ModuleType("emitted")
     exec(compile(text, "emitted/model.py", "exec"), module.__dict__)
@@ -123,7 +123,7 @@ def _priced(lowered: Lowered, *costs: str) -> dict[str, float]:
 
 
 @cache
-def _plan(mix: Mix) -> tuple[Captured, Planned]:
+def _plan(mix: Mix) -> tuple[Captured, PlanResult]:
     captured = capture(mix.workload())
     return captured, plan_captured(captured, mix.workload(), ONE, "m.py:M", {"recompute": "none"})
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from autopar.files.cluster_file import load_cluster
-from autopar.lowering.spread import MICROBATCH, lower
+from autopar.lowering.spread import lower
+from autopar.nouns.axes import MICROBATCH
 from autopar.nouns.graph import Graph
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Spread

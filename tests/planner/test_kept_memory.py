@@ -22,7 +22,7 @@ from autopar.files.cluster_file import cluster_from_text
 from autopar.frontends.dispatch import capture
 from autopar.nouns.recompute import POLICIES, SELECTIVE, Recompute
 from autopar.nouns.workload import Workload
-from autopar.planner.planning import Planned, plan_captured
+from autopar.planner.planning import PlanResult, plan_captured
 from autopar.pricing.prices import Prices
 from autopar.pricing.summary import summarise
 from autopar.runtime.pytorch import recomputing
@@ -100,7 +100,7 @@ class Ran(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
-def planned(recompute: str, make: Callable[[], nn.Module]) -> tuple[Workload, Planned, str]:
+def planned(recompute: str, make: Callable[[], nn.Module]) -> tuple[Workload, PlanResult, str]:
     workload = Workload(model=make, batch=batch, seed=0)
     captured = capture(workload)
     made = plan_captured(captured, workload, ONE, "m.py:M", {"recompute": "none"})
@@ -114,7 +114,7 @@ def trainer_of(
     written: bool = False,
     dropped: float = 0.0,
     make: Callable[[], nn.Module] | None = None,
-) -> tuple[Trainer, Planned]:
+) -> tuple[Trainer, PlanResult]:
     make = make or partial(Model, written, dropped)
     workload, made, text = planned(recompute, make)
     module = types.ModuleType("emitted")

@@ -21,7 +21,6 @@ from autopar.pricing.pipeline import Choice, PipelinePrices, runs_of
 from autopar.pricing.planned import choices_of
 from tests.planner.graphs import gpt
 from tests.planner.one_stage import one_stage
-from tests.planner.test_pipeline_search import cut_model
 from tests.planner.test_search import LARGE, NODE, question
 
 HEAVY = st.sampled_from([COMPUTE, FULL])
@@ -60,11 +59,11 @@ def test_no_block_recomputes_that_need_not(share: float) -> None:
     fix = {"pp": "1", "dp_replicate": "2", "tp": "4", "microbatch": "2", "offload": "none"}
     of = question(gpt(layers=8, **{**LARGE, "b": 16}), 16, NODE, fix)
     less, more = (search_plan(pinned(of, name)).best for name in (SELECTIVE, FULL))
-    limit = round(share * less.memory.total + (1 - share) * more.memory.total)
+    limit = round(share * less.priced.memory.total + (1 - share) * more.priced.memory.total)
     tight = limited(of, limit)
-    solved = solve(tight, more.candidate, Solver("portfolio"))
+    solved = solve(tight, more.decided.candidate, Solver("portfolio"))
     assert solved is not None
-    state = state_of(tight, more.layout, more.candidate)
+    state = state_of(tight, more.decided.layout, more.decided.candidate)
     device, calls = tight.cluster.device, 8
 
     def total(recompute: Recompute) -> int:
@@ -75,8 +74,8 @@ def test_no_block_recomputes_that_need_not(share: float) -> None:
     assert 0 < count < calls
     assert total(chosen) <= limit < total(Recompute.mixed(FULL, count - 1, calls))
     time = one_stage(solved.summary, state, tight.cluster, chosen)
-    assert less.time.total_s < time.total_s < more.time.total_s
-    assert search_plan(tight).best.time.total_s <= time.total_s
+    assert less.priced.time.total_s < time.total_s < more.priced.time.total_s
+    assert search_plan(tight).best.priced.time.total_s <= time.total_s
 
 
 @pytest.mark.parametrize("share", [0.3, 0.6, 0.9])
@@ -85,32 +84,38 @@ def test_no_pinned_recomputation_is_faster_than_the_search(share: float) -> None
     fix = {"pp": "1", "dp_replicate": "2", "tp": "4", "microbatch": "2", "offload": "none"}
     of = question(gpt(layers=8, **{**LARGE, "b": 16}), 16, NODE, fix)
     less, more = (search_plan(pinned(of, name)).best for name in (SELECTIVE, FULL))
-    tight = limited(of, round(share * less.memory.total + (1 - share) * more.memory.total))
+    tight = limited(
+        of, round(share * less.priced.memory.total + (1 - share) * more.priced.memory.total)
+    )
     squeezed = search_plan(pinned(tight, SELECTIVE)).best
-    assert squeezed.memory.fits
-    assert squeezed.time.total_s > less.time.total_s
-    assert search_plan(tight).best.time.total_s <= squeezed.time.total_s
+    assert squeezed.priced.memory.fits
+    assert squeezed.priced.time.total_s > less.priced.time.total_s
+    assert search_plan(tight).best.priced.time.total_s <= squeezed.priced.time.total_s
 
 
 def test_of_a_pipeline_no_rank_recomputes_more_blocks_than_it_must() -> None:
     fix = {"pp": "4", "dp_replicate": "2", "microbatch": "1", "schedule": "1f1b", "offload": "none"}
     of = question(gpt(layers=16, **{**LARGE, "b": 16}), 16, NODE, fix)
     more = search_plan(pinned(of, FULL)).best
-    tight = limited(of, round(1.01 * more.memory.total))
+    tight = limited(of, round(1.01 * more.priced.memory.total))
     best = search_plan(tight).best
-    assert any(stage.recompute.count for stage in best.stages), best.stages
-    assert best.time.total_s < more.time.total_s
+    assert any(stage.recompute.count for stage in best.decided.stages), best.decided.stages
+    assert best.priced.time.total_s < more.priced.time.total_s
 
-    solved = solve(tight, best.candidate, Solver("portfolio"))
+    solved = solve(tight, best.decided.candidate, Solver("portfolio"))
     assert solved is not None
-    model = cut_model(tight, solved)
-    made = schedule("1f1b", 4, best.candidate.microbatches)
-    places = [model.units.index(stage.first) for stage in best.stages[1:]]
+    model = solved.model
+    made = schedule("1f1b", 4, best.decided.candidate.microbatches)
+    places = [model.units.index(stage.first) for stage in best.decided.stages[1:]]
     runs = runs_of((*places, len(model.units)), made)
     prices = PipelinePrices(
-        model, tight.cluster, state_of(tight, best.layout, best.candidate), KEEP_ALL, 4
+        model,
+        tight.cluster,
+        state_of(tight, best.decided.layout, best.decided.candidate),
+        KEEP_ALL,
+        4,
     )
-    chosen = choices_of(best.stages, made)
+    chosen = choices_of(best.decided.stages, made)
     assert all(memory.fits for memory in prices.staged(made, chosen).memory(runs, made))
     for rank, own in enumerate(chosen):
         calls = len(model.stage_summary(*runs[rank]).calls)

@@ -78,16 +78,16 @@ def alone(limit_bytes: int, **fix: str) -> Question:
 
 def test_what_fits_in_no_other_way_does_with_it() -> None:
     free = search_plan(alone(H100.memory_bytes)).best
-    assert free.layout.offload == "none"
-    assert free.memory.optimizer > 2**31
-    limit = free.memory.total - free.memory.optimizer // 2
+    assert free.decided.layout.offload == "none"
+    assert free.priced.memory.optimizer > 2**31
+    limit = free.priced.memory.total - free.priced.memory.optimizer // 2
     best = search_plan(alone(limit)).best
-    assert best.layout == offloaded(free.layout)
-    assert best.memory.total <= limit
-    late_s = streamed_s(H100, free.memory.optimizer, "adamw")
-    assert best.time.total_s == pytest.approx(free.time.total_s + late_s)
+    assert best.decided.layout == offloaded(free.decided.layout)
+    assert best.priced.memory.total <= limit
+    late_s = streamed_s(H100, free.priced.memory.optimizer, "adamw")
+    assert best.priced.time.total_s == pytest.approx(free.priced.time.total_s + late_s)
     pinned = search_plan(alone(H100.memory_bytes, offload="optimizer")).best
-    assert (pinned.time, pinned.layout) == (best.time, best.layout)
+    assert (pinned.priced.time, pinned.decided.layout) == (best.priced.time, best.decided.layout)
     with pytest.raises(DoesNotFit) as error:
         search_or_advise(alone(limit, offload="none"))
     assert "The cheapest change that fits: without --fix offload=none (" in str(error.value)
@@ -99,15 +99,15 @@ def test_it_is_taken_instead_of_recomputation_where_that_takes_longer() -> None:
     fix = {"dp_replicate": "8", "microbatch": "4", "pp": "1", "tp": "1"}
     graph = gpt(layers=4, **LARGE)
     free = search_plan(question(graph, 32, NODE, fix)).best
-    assert free.layout.recompute == KEEP_ALL
-    limit = free.memory.total - free.memory.optimizer * 4 // 5
+    assert free.decided.layout.recompute == KEEP_ALL
+    limit = free.priced.memory.total - free.priced.memory.optimizer * 4 // 5
     device = replace(memory_limited(limit).device, host_bandwidth_bytes_per_s=100e9 / LINK_SHARE)
     cluster = replace(NODE, groups=(replace(NODE.groups[0], device=device),))
     best = search_plan(question(graph, 32, cluster, fix)).best
     kept = search_plan(question(graph, 32, cluster, {**fix, "offload": "none"})).best
-    assert (best.layout.offload, best.layout.recompute) == ("optimizer", KEEP_ALL)
-    assert kept.layout.recompute != KEEP_ALL
-    assert best.time.total_s < kept.time.total_s
+    assert (best.decided.layout.offload, best.decided.layout.recompute) == ("optimizer", KEEP_ALL)
+    assert kept.decided.layout.recompute != KEEP_ALL
+    assert best.priced.time.total_s < kept.priced.time.total_s
 
 
 def test_a_pipeline_may_take_it() -> None:
@@ -116,15 +116,17 @@ def test_a_pipeline_may_take_it() -> None:
         search_plan(question(WIDE, 4, memory_limited(2**31), {**fix, "offload": "none"}))
     tightest = error.value.tightest
     assert tightest is not None
-    best = search_plan(question(WIDE, 4, memory_limited(tightest.memory.total - 1), fix)).best
-    assert {stage.offload for stage in best.stages} == {"optimizer"}
-    assert best.memory.total < tightest.memory.total
-    assert 0 < best.memory.host <= best.memory.host_limit
+    best = search_plan(
+        question(WIDE, 4, memory_limited(tightest.priced.memory.total - 1), fix)
+    ).best
+    assert {stage.offload for stage in best.decided.stages} == {"optimizer"}
+    assert best.priced.memory.total < tightest.priced.memory.total
+    assert 0 < best.priced.memory.host <= best.priced.memory.host_limit
 
 
 def test_the_memory_of_the_host_has_its_limit() -> None:
     free = search_plan(alone(H100.memory_bytes)).best
-    asked = alone(free.memory.total - free.memory.optimizer // 2)
+    asked = alone(free.priced.memory.total - free.priced.memory.optimizer // 2)
     (group,) = asked.cluster.groups
     poor = replace(group, device=replace(group.device, host_memory_bytes=2**31))
     with pytest.raises(NothingFits, match="GiB more than may be pinned for a device"):
@@ -175,7 +177,7 @@ def test_pins_and_states_carry_it() -> None:
         question(gpt(layers=2), 8, NODE, {"offload": "activations"})
     asked = alone(H100.memory_bytes, offload="optimizer")
     best = search_plan(asked).best
-    assert state_of(asked, best.layout, best.candidate).offloads
+    assert state_of(asked, best.decided.layout, best.decided.candidate).offloads
 
 
 TEXT = """

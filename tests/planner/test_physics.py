@@ -26,9 +26,9 @@ from autopar.nouns.cluster import Cluster, MeasuredRate
 from autopar.nouns.errors import UserError
 from autopar.planner.family.estimate import PRECISIONS, estimate
 from autopar.planner.family.pins import completed, read_pins
-from autopar.planner.planning import Planned, plan_captured
+from autopar.planner.planning import PlanResult, plan_captured
 from autopar.planner.solve import alarms
-from autopar.planner.staged import cores
+from autopar.planner.staged import in_full
 from autopar.pricing.utilization import cluster_peak_s
 from autopar.rules.work import PRODUCTS, op_work
 from tests.cost_models.collective import collective_time_s
@@ -53,13 +53,13 @@ def measured_as(cluster: Cluster, **changes: Any) -> Cluster:
     return replace(cluster, groups=(replace(cluster.groups[0], device=device),))
 
 
-def planned(number: int, cluster: Cluster, **fix: str) -> Planned:
+def planned(number: int, cluster: Cluster, **fix: str) -> PlanResult:
     mix = MIXES[number]
     captured = CAPTURED.setdefault(mix.name, capture(mix.workload()))
     return plan_captured(captured, mix.workload(), cluster, "m.py:M", fix)
 
 
-def check_plan(result: Planned, cluster: Cluster) -> None:
+def check_plan(result: PlanResult, cluster: Cluster) -> None:
     """Of the plan as said, from the lowered ops and the devices' figures alone."""
     plan, device = result.plan, cluster.device
     prediction, memory = plan.prediction, plan.prediction.memory_bytes
@@ -207,7 +207,7 @@ def test_a_layout_that_cannot_be_is_left_out_and_the_search_goes_on(
     """A figure of pipelines that is wrong does not end the search for other plans."""
     free = planned(0, node("A100"))
     wrong = [Bound("parameters of all ranks", 1.0, 2.0, why="at least the model's")]
-    monkeypatch.setattr(cores, "pipeline_bounds", lambda *_: wrong)
+    monkeypatch.setattr(in_full, "pipeline_bounds", lambda *_: wrong)
     result = planned(0, node("A100"))
     assert len(result.plan.stages) == 1
     priced = [lost for lost in result.plan.runners_up if not lost.reason.startswith("cannot win")]

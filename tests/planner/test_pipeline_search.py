@@ -18,13 +18,10 @@ from autopar.planner.ask.candidates import candidates, layouts
 from autopar.planner.ask.question import Question
 from autopar.planner.problem.solving import Solver
 from autopar.planner.search.layouts import AS_FAST, search_plan
-from autopar.planner.solve.solved import Solved, solve, state_of
+from autopar.planner.solve.solved import solve, state_of
 from autopar.planner.staged.pipelines import USUAL
-from autopar.pricing.cut_model import CutModel
-from autopar.pricing.cuts import Cuts
 from autopar.pricing.pipeline import Choice, Figure, PipelinePrices, runs_of
 from autopar.pricing.planned import choices_of
-from autopar.pricing.prices import Prices
 from autopar.pricing.runs import runs_of_kinds
 from autopar.pricing.state import StateSharding
 from tests.planner.graphs import gpt
@@ -45,11 +42,6 @@ def small(memory_bytes: int | None = None) -> Question:
     return question(gpt(layers=2, **{**LARGE, "b": 4}), 4, cluster)
 
 
-def cut_model(of: Question, solved: Solved) -> CutModel:
-    prices = Prices(of.cluster, solved.lowered.mesh, of.precision, of.fusion)
-    return CutModel(Cuts.of(solved.lowered), solved.summary, prices, of.framework)
-
-
 def every_pipeline(of: Question) -> Iterator[tuple[float, int]]:
     """Seconds, and bytes of the fullest rank: sharding solved for each candidate, every cut played
     action by action under every schedule, recomputation and layout of state."""
@@ -57,7 +49,7 @@ def every_pipeline(of: Question) -> Iterator[tuple[float, int]]:
         for candidate in candidates(4 // pp, of.batch, of.pins):
             solved = solve(of, candidate, Solver("portfolio"))
             assert solved is not None
-            model = cut_model(of, solved)
+            model = solved.model
             units = len(model.units)
             for layout in layouts(candidate.data, of.pins):
                 state = state_of(of, layout, candidate)
@@ -91,11 +83,13 @@ def test_no_plan_of_any_kind_is_faster(
     outcome = search_plan(of)
     fitting = [s for s, memory in all_pipelines if limit is None or memory <= limit]
     assert fitting
-    assert outcome.best.time.total_s <= min(fitting) * AS_FAST * (1 + 1e-9)
-    assert outcome.lower_bound_s <= min([outcome.best.time.total_s, *fitting])
-    pinned = replace(of, pins=replace(of.pins, pp=outcome.best.pp))
-    assert search_plan(pinned).best.time.total_s == pytest.approx(outcome.best.time.total_s)
-    degrees = {lost.degrees.get("pp", 1) for lost in outcome.runners_up} | {outcome.best.pp}
+    assert outcome.best.priced.time.total_s <= min(fitting) * AS_FAST * (1 + 1e-9)
+    assert outcome.lower_bound_s <= min([outcome.best.priced.time.total_s, *fitting])
+    pinned = replace(of, pins=replace(of.pins, pp=outcome.best.decided.pp))
+    assert search_plan(pinned).best.priced.time.total_s == pytest.approx(
+        outcome.best.priced.time.total_s
+    )
+    degrees = {lost.degrees.get("pp", 1) for lost in outcome.runners_up} | {outcome.best.decided.pp}
     assert min(degrees) == 1 < max(degrees)
 
 
@@ -104,13 +98,15 @@ def test_parameters_are_split_where_they_do_not_fit_whole() -> None:
     graph = gpt(layers=4, b=4, s=2048, d=2048, heads=8, ffn=8192, vocab=1024)
     fix = {"pp": "2", "tp": "4", "microbatch": "1", "recompute": "full", "schedule": "1f1b"}
     free = search_plan(question(graph, 4, NODE, fix)).best
-    group, limit = NODE.groups[0], int(0.8 * free.memory.total)
+    group, limit = NODE.groups[0], int(0.8 * free.priced.memory.total)
     tight = replace(group, device=replace(group.device, memory_bytes=limit))
     outcome = search_plan(question(graph, 4, replace(NODE, groups=(tight,)), fix))
-    assert outcome.best.memory.total <= limit
-    assert outcome.best.memory.parameters < 0.6 * free.memory.parameters
-    assert free.time.total_s < outcome.best.time.total_s < 1.1 * free.time.total_s
-    assert outcome.lower_bound_s <= free.time.total_s
+    assert outcome.best.priced.memory.total <= limit
+    assert outcome.best.priced.memory.parameters < 0.6 * free.priced.memory.parameters
+    assert (
+        free.priced.time.total_s < outcome.best.priced.time.total_s < 1.1 * free.priced.time.total_s
+    )
+    assert outcome.lower_bound_s <= free.priced.time.total_s
 
 
 def test_a_pipeline_is_taken_where_gradients_would_cross_a_slow_link() -> None:
@@ -118,22 +114,22 @@ def test_a_pipeline_is_taken_where_gradients_would_cross_a_slow_link() -> None:
     of = question(gpt(layers=4, **{**LARGE, "b": 8}), 8, cluster)
     outcome = search_plan(of)
     one = search_plan(replace(of, pins=replace(of.pins, pp=1)))
-    assert outcome.best.pp > 1
-    assert outcome.best.time.total_s * AS_FAST < one.best.time.total_s
+    assert outcome.best.decided.pp > 1
+    assert outcome.best.priced.time.total_s * AS_FAST < one.best.priced.time.total_s
     lost = [other for other in outcome.runners_up if "pp" not in other.degrees]
-    assert min(other.step_time_s for other in lost) == one.best.time.total_s
+    assert min(other.step_time_s for other in lost) == one.best.priced.time.total_s
     assert all("slower" in other.reason for other in lost)
 
 
 def test_models_without_stages_have_no_pipelines() -> None:
     of = small()
-    assert search_plan(of).best.time.total_s > 0
+    assert search_plan(of).best.priced.time.total_s > 0
     for without in (
         replace(of, framework="jax"),
         replace(of, pins=replace(of.pins, pp=1)),
     ):
         outcome = search_plan(without)
-        assert outcome.best.pp == 1
+        assert outcome.best.decided.pp == 1
         assert all("pp" not in lost.degrees for lost in outcome.runners_up)
 
 
@@ -143,7 +139,7 @@ def test_long_runs_follow_from_short_ones(zero: int, policy: str) -> None:
     of = question(gpt(layers=9, **{**LARGE, "b": 8}), 8, NODE, {"tp": "2"})
     solved = solve(of, candidates(8, 8, of.pins)[0], Solver("portfolio"))
     assert solved is not None
-    model = cut_model(of, solved)
+    model = solved.model
     mesh = solved.spread.mesh
     state = StateSharding(zero, mesh, 2, "float32")
     prices = PipelinePrices(model, of.cluster, state, Recompute(policy), 2)
@@ -167,7 +163,7 @@ def test_runs_of_blocks_that_are_called_again_hold_their_parameters_once(calls: 
     of = replace(of, graph=calling(of.graph, calls))
     solved = solve(of, candidates(8, 8, of.pins)[0], Solver("portfolio"))
     assert solved is not None
-    model = cut_model(of, solved)
+    model = solved.model
     state = StateSharding(0, solved.spread.mesh, 2, "float32")
     prices = PipelinePrices(model, of.cluster, state, KEEP_ALL, 2)
     table = prices.table()
@@ -218,29 +214,29 @@ def test_ranks_recompute_as_much_as_each_must(name: str) -> None:
         search_plan(replace(of, pins=replace(of.pins, recompute=Recompute(policy)))).best
         for policy in ("none", "full")
     )
-    limit = round(0.3 * plain.memory.total + 0.7 * full.memory.total)
+    limit = round(0.3 * plain.priced.memory.total + 0.7 * full.priced.memory.total)
     (group,) = of.cluster.groups
     device = replace(group.device, memory_bytes=limit)
     tight = replace(of, cluster=replace(of.cluster, groups=(replace(group, device=device),)))
     best = search_plan(tight).best
-    assert best.memory.total <= limit
-    assert len({stage.recompute for stage in best.stages}) > 1
-    assert plain.time.total_s < best.time.total_s < full.time.total_s
+    assert best.priced.memory.total <= limit
+    assert len({stage.recompute for stage in best.decided.stages}) > 1
+    assert plain.priced.time.total_s < best.priced.time.total_s < full.priced.time.total_s
 
-    solved = solve(tight, best.candidate, Solver("portfolio"))
+    solved = solve(tight, best.decided.candidate, Solver("portfolio"))
     assert solved is not None
-    model = cut_model(tight, solved)
-    places = [model.units.index(stage.first) for stage in best.stages[1:]]
-    made = schedule(name, 4, best.candidate.microbatches)
+    model = solved.model
+    places = [model.units.index(stage.first) for stage in best.decided.stages[1:]]
+    made = schedule(name, 4, best.decided.candidate.microbatches)
     runs = runs_of((*places, len(model.units)), made)
-    state = state_of(tight, best.layout, best.candidate)
+    state = state_of(tight, best.decided.layout, best.decided.candidate)
     prices = PipelinePrices(model, tight.cluster, state, KEEP_ALL, 4)
     times = []
     for each in product(map(Recompute, POLICIES), repeat=4):
         mixed = prices.staged(made, [Choice(0, recompute) for recompute in each])
         if max(memory.total for memory in mixed.memory(runs, made)) <= limit:
             times.append(mixed.play(runs, made).step_s)
-    chosen = prices.staged(made, choices_of(best.stages, made)).play(runs, made).step_s
+    chosen = prices.staged(made, choices_of(best.decided.stages, made)).play(runs, made).step_s
     assert chosen <= min(times)  # below where some blocks of a rank recompute more than others
 
 
@@ -253,24 +249,27 @@ def test_ranks_split_as_much_of_their_state_as_each_must() -> None:
         for zero in (1, 2)
     )
     # Less than selective recomputation needs that splits no more.
-    limit = two.memory.total + (one.memory.total - two.memory.total) // 8
+    limit = two.priced.memory.total + (one.priced.memory.total - two.priced.memory.total) // 8
     (group,) = of.cluster.groups
     device = replace(group.device, memory_bytes=limit)
     tight = replace(of, cluster=replace(of.cluster, groups=(replace(group, device=device),)))
     best = search_plan(tight).best
-    assert [stage.zero for stage in best.stages] == [2, 1]  # the first holds most microbatches
-    assert best.memory.total <= limit
-    assert best.time.total_s < two.time.total_s
+    assert [stage.zero for stage in best.decided.stages] == [
+        2,
+        1,
+    ]  # the first holds most microbatches
+    assert best.priced.memory.total <= limit
+    assert best.priced.time.total_s < two.priced.time.total_s
 
-    solved = solve(tight, best.candidate, Solver("portfolio"))
+    solved = solve(tight, best.decided.candidate, Solver("portfolio"))
     assert solved is not None
-    model = cut_model(tight, solved)
-    made = schedule("1f1b", 2, best.candidate.microbatches)
-    runs = runs_of((model.units.index(best.stages[1].first), len(model.units)), made)
-    state = state_of(tight, best.layout, best.candidate)
+    model = solved.model
+    made = schedule("1f1b", 2, best.decided.candidate.microbatches)
+    runs = runs_of((model.units.index(best.decided.stages[1].first), len(model.units)), made)
+    state = state_of(tight, best.decided.layout, best.decided.candidate)
     prices = PipelinePrices(model, tight.cluster, state, KEEP_ALL, 2)
-    chosen = prices.staged(made, choices_of(best.stages, made))
-    assert max(chosen.memory(runs, made), key=lambda memory: memory.filled) == best.memory
-    ones = [Choice(1, stage.recompute) for stage in best.stages]
+    chosen = prices.staged(made, choices_of(best.decided.stages, made))
+    assert max(chosen.memory(runs, made), key=lambda memory: memory.filled) == best.priced.memory
+    ones = [Choice(1, stage.recompute) for stage in best.decided.stages]
     all_one = prices.staged(made, ones).memory(runs, made)
     assert [memory.total <= limit for memory in all_one] == [False, True]

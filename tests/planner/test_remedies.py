@@ -36,13 +36,13 @@ def least(cut: bool = True, **fix: str) -> int:
     with pytest.raises(NothingFits) as error:
         search_plan(replace(on(DEVICES, 1, **fix), obstacles=() if cut else ("statistics",)))
     assert error.value.tightest is not None
-    return error.value.tightest.memory.total
+    return error.value.tightest.priced.memory.total
 
 
 @functools.cache
 def needed(**fix: str) -> int:
     """Bytes of the fastest layout with these choices."""
-    return search_plan(on(DEVICES, NODE.device.memory_bytes, **fix)).best.memory.total
+    return search_plan(on(DEVICES, NODE.device.memory_bytes, **fix)).best.priced.memory.total
 
 
 def refused(limit_bytes: int, **fix: str) -> str:
@@ -57,8 +57,8 @@ def test_a_degree_that_stands_in_the_way_is_named_with_the_price_of_leaving_it_o
     text = refused(limit, **fix)
     assert "The cheapest change that fits: without --fix dp_replicate=4 (" in text
     best = search_plan(on(DEVICES, limit, microbatch="1")).best
-    held, offered = (size / 2**30 for size in (best.memory.total, limit))
-    assert f"{held:.1f} GiB of {offered:.1f} GiB, {best.time.total_s:.3g} s a step" in text
+    held, offered = (size / 2**30 for size in (best.priced.memory.total, limit))
+    assert f"{held:.1f} GiB of {offered:.1f} GiB, {best.priced.time.total_s:.3g} s a step" in text
 
 
 def test_a_change_of_the_same_degrees_is_named_before_other_degrees() -> None:
@@ -89,7 +89,7 @@ def test_a_smaller_batch_is_named_where_the_batch_may_not_be_cut() -> None:
     asked = on(DEVICES, (least() + least(cut=False)) // 2)
     with pytest.raises(DoesNotFit) as error:
         search_or_advise(replace(asked, obstacles=("statistics over the batch",)))
-    parts = search_plan(asked).best.candidate.microbatches
+    parts = search_plan(asked).best.decided.candidate.microbatches
     assert parts > 1
     assert f"fits: a batch of {BATCH // parts} samples in place of {BATCH}" in str(error.value)
 
@@ -100,7 +100,7 @@ def test_more_devices_are_named_only_where_they_are_enough() -> None:
     match = re.search(r"fits: (\d+) devices in place of 4, joined by nvlink too", text)
     assert match, text
     count = int(match[1])
-    assert search_plan(on(count, limit)).best.memory.total <= limit
+    assert search_plan(on(count, limit)).best.priced.memory.total <= limit
     with pytest.raises(NothingFits):
         search_plan(on(count // 2, limit))
 

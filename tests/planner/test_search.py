@@ -9,7 +9,6 @@ from dataclasses import replace
 import pytest
 
 from autopar.files.cluster_file import load_cluster
-from autopar.lowering.spread import lower
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.graph import Graph, Source
 from autopar.nouns.layout import LayoutError, Pins
@@ -20,12 +19,17 @@ from autopar.planner.advice.fewer import fewer
 from autopar.planner.ask.candidates import StateLayout, candidates, layouts
 from autopar.planner.ask.pins import read_pins
 from autopar.planner.ask.question import Outcome, Question
+from autopar.planner.problem.solving import Solver
 from autopar.planner.search.layouts import search_plan
 from autopar.planner.solve.alarms import Alarms
-from autopar.planner.solve.solved import idle_axes
-from autopar.planner.solve.standings import NothingFits, Standings
+from autopar.planner.solve.solved import hidden, idle_axes, lowered_of, solve, state_of
+from autopar.planner.solve.standings import NothingFits, Standings, offer
+from autopar.pricing.priced import Priced
+from autopar.pricing.prices import Prices
+from autopar.pricing.repricing import objective
+from autopar.pricing.state_prices import StatePrices
 from autopar.rules.batch import batch_flow
-from autopar.rules.cut import Cut, Cuts, batch_cut
+from autopar.rules.cut import Cut, Cuts
 from tests.planner.graphs import gpt
 
 NODE = load_cluster("examples/clusters/h100_8.yaml")
@@ -63,24 +67,24 @@ def memory_limited(limit_bytes: int) -> Cluster:
 def test_same_question_same_answer() -> None:
     graph = gpt(layers=4, **LARGE)
     first, second = planned(graph, 32), planned(graph, 32)
-    assert first.best.spread == second.best.spread
-    assert first.best.time == second.best.time
+    assert first.best.decided.spread == second.best.decided.spread
+    assert first.best.priced.time == second.best.priced.time
     assert first.runners_up == second.runners_up
 
 
 def test_no_layout_beats_the_lower_bound() -> None:
     graph = gpt(layers=4, **LARGE)
     outcome = planned(graph, 32)
-    assert 0 < outcome.lower_bound_s <= outcome.best.time.total_s
+    assert 0 < outcome.lower_bound_s <= outcome.best.priced.time.total_s
     for tp in (1, 2, 4, 8):
         pinned = planned(graph, 32, tp=str(tp))
         assert outcome.lower_bound_s <= pinned.lower_bound_s
-        assert outcome.best.time.total_s <= pinned.best.time.total_s * 1.001
+        assert outcome.best.priced.time.total_s <= pinned.best.priced.time.total_s * 1.001
 
 
 def test_deeper_models_get_the_same_decisions_and_cost_the_same_search() -> None:
     shallow, deep = (planned(gpt(layers=n, **LARGE), 32, tp="4") for n in (4, 16))
-    assert shallow.best.spread == deep.best.spread
+    assert shallow.best.decided.spread == deep.best.decided.spread
     assert shallow.tried == deep.tried
 
 
@@ -93,7 +97,7 @@ def test_deeper_models_get_the_same_decisions_and_cost_the_same_search() -> None
     ],
 )
 def test_pinned_choices_hold(fix: dict[str, str], data: int | None, tp: int | None) -> None:
-    best = planned(gpt(layers=2, heads=8), 8, **fix).best
+    best = planned(gpt(layers=2, heads=8), 8, **fix).best.decided
     if data is not None:
         assert (best.pp * best.candidate.data, best.candidate.model.size("tp")) == (data, tp)
     for name in ("dp_shard", "dp_replicate", "zero"):
@@ -103,7 +107,7 @@ def test_pinned_choices_hold(fix: dict[str, str], data: int | None, tp: int | No
 
 def test_tensor_parallel_ranks_share_the_work_even_of_a_tiny_model() -> None:
     best = planned(gpt(layers=2, heads=8), 8, tp="8").best
-    products = [text for name, text in best.spread.ops.items() if name.endswith("linear")]
+    products = [text for name, text in best.decided.spread.ops.items() if name.endswith("linear")]
     assert products
     assert all(text not in ("tp:D", "tp:P") for text in products)
 
@@ -112,15 +116,15 @@ def test_ranks_that_repeat_one_another_do_not_win_and_fewer_are_told() -> None:
     many = load_cluster("examples/clusters/a100_128x8.yaml")
     asked = question(gpt(layers=2, heads=8), 8, many)
     outcome = search_plan(asked)
-    assert outcome.best.candidate.model.size("tp") < many.device_count
-    assert not idle_axes(outcome.best.spread)
+    assert outcome.best.decided.candidate.model.size("tp") < many.device_count
+    assert not idle_axes(outcome.best.decided.spread)
     alone = fewer(asked, outcome)
     assert alone is not None
     assert (alone.devices, alone.domain) == (1, "")
-    assert alone.step_time_s < outcome.best.time.total_s
+    assert alone.step_time_s < outcome.best.priced.time.total_s
     only = replace(asked, pins=Pins(tp=many.device_count))  # what is asked for is planned
     pinned = search_plan(only)
-    assert pinned.best.candidate.model.size("tp") == many.device_count
+    assert pinned.best.decided.candidate.model.size("tp") == many.device_count
     assert fewer(only, pinned) is None
 
 
@@ -187,7 +191,7 @@ def test_plans_that_lost_are_told_apart_and_those_that_fit_stand_first() -> None
     with pytest.raises(NothingFits) as error:
         search_plan(question(graph, 32, memory_limited(1)))
     assert error.value.tightest is not None
-    limit = int(1.1 * error.value.tightest.memory.total)
+    limit = int(1.1 * error.value.tightest.priced.memory.total)
     outcome = search_plan(question(graph, 32, memory_limited(limit)))
     rows = outcome.runners_up
     rows_of = [
@@ -220,13 +224,13 @@ def test_what_lost_is_told_by_time_and_memory(factor: float, memory: float, reas
     winner = planned(gpt(layers=2), 8, dp_shard="8", zero="1").best
     other = replace(
         winner,
-        layout=replace(winner.layout, zero=3),
-        time=replace(winner.time, total_s=winner.time.total_s * factor),
-        memory=of_parts(winner.memory, memory),
+        decided=replace(winner.decided, layout=replace(winner.decided.layout, zero=3)),
+        priced=Priced(
+            replace(winner.priced.time, total_s=winner.priced.time.total_s * factor),
+            of_parts(winner.priced.memory, memory),
+        ),
     )
-    standings = Standings(Alarms(0.0, {}))
-    standings.offer(winner)
-    standings.offer(other)
+    standings = offer(offer(Standings(Alarms(0.0, {})), winner), other)
     assert [row.reason for row in standings.runners_up(winner)] == [reason]
 
 
@@ -235,8 +239,8 @@ def test_less_memory_never_makes_a_plan_faster() -> None:
     times = []
     for limit in (80_000_000_000, 20_000_000_000, 10_000_000_000, 6_000_000_000):
         best = search_plan(question(graph, 32, memory_limited(limit))).best
-        assert best.memory.total <= limit
-        times.append(best.time.total_s)
+        assert best.priced.memory.total <= limit
+        times.append(best.priced.time.total_s)
     assert times == sorted(times)
     assert times[0] < times[-1]
 
@@ -245,7 +249,7 @@ def test_zero_levels_trade_memory_for_traffic() -> None:
     graph = gpt(layers=8, **LARGE)
     pinned = [{"dp_replicate": "8"}, *({"dp_shard": "8", "zero": str(z)} for z in (1, 2, 3))]
     outcomes = [planned(graph, 32, tp="1", microbatch="4", recompute="none", **f) for f in pinned]
-    memory = [f.best.memory.total for f in outcomes]
+    memory = [f.best.priced.memory.total for f in outcomes]
     assert memory == sorted(memory, reverse=True)
     assert len(set(memory)) == 4
 
@@ -258,22 +262,30 @@ def test_slow_links_change_the_choice() -> None:
     """Between nodes of a slow network tensor parallelism stays inside the node."""
     slow = load_cluster("examples/clusters/ethernet_2x4.yaml")
     best = search_plan(question(gpt(layers=4, **LARGE), 32, slow)).best
-    assert best.candidate.model.size("tp") <= 4
+    assert best.decided.candidate.model.size("tp") <= 4
 
 
-def test_lowered_stage_is_the_one_that_was_priced() -> None:
-    outcome = planned(gpt(layers=2, **LARGE), 32, tp="4")
-    best = outcome.best
-    graph = gpt(layers=2, **LARGE)
-    again = lower(graph, best.spread, best.candidate.microbatches, batch_cut(graph, BATCH))
-    assert again == best.lowered
+def test_decisions_cost_the_same_on_the_data_axes_of_every_layout() -> None:
+    of = question(gpt(layers=2, **LARGE), 32, NODE, {"tp": "2"})
+    (candidate, *_) = candidates(8, 32, of.pins)
+    solved = solve(of, candidate, Solver("elimination"))
+    assert solved is not None
+    charged = hidden(candidate.data)
+    state = StatePrices(NODE, state_of(of, charged.layout, candidate), charged.exposed)
+    meshes = set()
+    for layout in layouts(candidate.data, of.pins):
+        lowered = lowered_of(of, solved.decided(candidate, layout))
+        prices = Prices(NODE, lowered.mesh, of.precision, of.fusion)
+        assert objective(lowered, prices, state) == solved.solution.cost
+        meshes.add(lowered.mesh)
+    assert len(meshes) == 3
 
 
 def test_a_backend_without_uneven_pieces_gets_none() -> None:
     sizes = {**LARGE, "vocab": 32001}
     asked = question(gpt(layers=2, **sizes), 32, NODE, {"tp": "8", "microbatch": "8"})
-    head = search_plan(asked).best.spread.ops.get("head/linear", "")
-    even = search_plan(replace(asked, uneven=False)).best.spread.ops.get("head/linear", "")
+    head = search_plan(asked).best.decided.spread.ops.get("head/linear", "")
+    even = search_plan(replace(asked, uneven=False)).best.decided.spread.ops.get("head/linear", "")
     assert head == "tp:n"
     assert even != "tp:n"
 

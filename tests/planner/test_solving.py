@@ -11,12 +11,17 @@ from autopar.files.cluster_file import load_cluster
 from autopar.nouns.layout import Pins
 from autopar.nouns.plan import key
 from autopar.nouns.problem import Problem, Solution
-from autopar.planner.ask.question import Outcome, Question
+from autopar.nouns.recompute import KEEP_ALL
+from autopar.planner.ask.candidates import StateLayout, candidates
+from autopar.planner.ask.question import Answer, Question
 from autopar.planner.problem import solving
+from autopar.planner.problem.solving import Solver
 from autopar.planner.search.layouts import search_plan
+from autopar.planner.solve import standings
+from autopar.planner.solve.solved import Charged, lowered_of, solve, state_of
+from autopar.planner.solve.standings import Standings
 from autopar.pricing.prices import Prices
 from autopar.pricing.repricing import objective
-from autopar.pricing.state import StateSharding
 from autopar.pricing.state_prices import StatePrices
 from autopar.rules.cut import Cuts, batch_cut
 from autopar.searchers import SEARCHERS, Budget, Progress
@@ -42,33 +47,34 @@ def question(searcher: str, verbose: bool = False, tp: int | None = None) -> Que
     )
 
 
-def priced_again(outcome: Outcome) -> int:
-    best = outcome.best
-    sharding = StateSharding(
-        best.layout.zero,
-        best.layout.mesh(best.candidate.model),
-        best.candidate.microbatches,
-        "float32",
-    )
-    prices = Prices(CLUSTER, best.lowered.mesh, "float32")
-    return objective(best.lowered, prices, StatePrices(CLUSTER, sharding, best.exposed))
+@pytest.mark.parametrize("searcher", SEARCHERS)
+@pytest.mark.parametrize("exposed", [0.0, 0.4, 1.0])
+def test_a_plan_priced_again_has_the_objective_of_its_search(searcher: str, exposed: float) -> None:
+    of = question(searcher, tp=2)
+    (candidate, *_) = candidates(4, 8, of.pins)
+    charged = Charged(StateLayout(1, 2, 3, KEEP_ALL), exposed)
+    solved = solve(of, candidate, Solver(searcher), charged)
+    assert solved is not None
+    lowered = lowered_of(of, solved.decided(candidate, charged.layout))
+    state = StatePrices(CLUSTER, state_of(of, charged.layout, candidate), exposed)
+    again = objective(lowered, Prices(CLUSTER, lowered.mesh, "float32"), state)
+    assert again == solved.solution.cost
 
 
 @pytest.mark.parametrize("searcher", SEARCHERS)
 def test_every_searcher_plans(searcher: str) -> None:
     lines: list[str] = []
     outcome = search_plan(question(searcher, verbose=True, tp=4), lines.append)
-    assert set(outcome.best.spread.ops) <= {
+    assert set(outcome.best.decided.spread.ops) <= {
         key(block, op.name)
         for block, graph in [(None, GRAPH), *((n, b.body) for n, b in GRAPH.blocks.items())]
         for op in graph.ops
     }
-    assert outcome.best.solution.found_by.startswith(searcher)
+    assert outcome.best.decided.searcher.startswith(searcher)
     assert any("best " in line for line in lines)
     if searcher != "brute_force":  # cannot see all of it, and has no bound before that
         assert any("bound " in line for line in lines)
-    assert priced_again(outcome) == outcome.best.objective
-    assert outcome.lower_bound_s <= outcome.best.time.total_s
+    assert outcome.lower_bound_s <= outcome.best.priced.time.total_s
 
 
 def test_progress_is_one_line_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,8 +112,30 @@ def test_a_stopped_search_gives_its_best(monkeypatch: pytest.MonkeyPatch, after:
     outcome = search_plan(question("mcmc"), lines.append)
     assert any(line.startswith("stopped") for line in lines)
     assert outcome.lower_bound_s == 0.0
-    assert outcome.best.memory.total <= outcome.best.memory.limit
+    assert outcome.best.priced.memory.total <= outcome.best.priced.memory.limit
     assert outcome.tried <= after
+
+
+@pytest.mark.parametrize("after", [1, 2, 7, 12, 20, 30])
+def test_whenever_a_search_is_stopped_nothing_faster_was_seen(
+    monkeypatch: pytest.MonkeyPatch, after: int
+) -> None:
+    """Between two answers of one candidate, or of one pipeline, as well as between searches."""
+    seen: list[Answer] = []
+    one_by_one = standings.offer
+
+    def offer(now: Standings, answer: Answer) -> Standings:
+        if len(seen) == after:
+            raise KeyboardInterrupt
+        seen.append(answer)
+        return one_by_one(now, answer)
+
+    monkeypatch.setattr(standings, "offer", offer)
+    outcome = search_plan(question("elimination"))
+    assert outcome.lower_bound_s == 0.0
+    assert len(seen) == after
+    fitting = [standings.order(answer) for answer in seen if answer.priced.memory.fits]
+    assert standings.order(outcome.best) <= min(fitting)
 
 
 def test_stopped_before_any_answer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,10 +21,9 @@ from autopar.planner.ask.question import Outcome, Question
 from autopar.planner.ask.selections import orders, part_of, parts
 from autopar.planner.problem.solving import Solver
 from autopar.planner.search.layouts import AS_FAST, search_plan
-from autopar.planner.solve.solved import solve, state_of
+from autopar.planner.solve.solved import lowered_of, solve, state_of
 from autopar.planner.staged.pipelines import USUAL
 from autopar.pricing.cut_model import CutModel
-from autopar.pricing.cuts import Cuts
 from autopar.pricing.links import links
 from autopar.pricing.pipeline import PipelinePrices, runs_of
 from autopar.pricing.planned import price_pipeline
@@ -68,8 +67,7 @@ def planned() -> Outcome:
 def model_on(of: Question, candidate: Candidate) -> CutModel:
     solved = solve(of, candidate, Solver("portfolio"))
     assert solved is not None
-    prices = Prices(of.cluster, solved.lowered.mesh, of.precision, of.fusion)
-    return CutModel(Cuts.of(solved.lowered), solved.summary, prices, of.framework)
+    return solved.model
 
 
 def every_pipeline(of: Question, pp: int) -> Iterator[float]:
@@ -100,7 +98,7 @@ def every_pipeline(of: Question, pp: int) -> Iterator[float]:
 
 def test_no_plan_of_any_cut_or_order_is_faster(planned: Outcome) -> None:
     every = [*every_pipeline(asked(MIXED, pp=4), 4)]
-    assert planned.best.time.total_s == pytest.approx(min(every), rel=1e-9)
+    assert planned.best.priced.time.total_s == pytest.approx(min(every), rel=1e-9)
     assert planned.lower_bound_s <= min(every)
 
 
@@ -114,20 +112,20 @@ def test_nor_where_memory_binds(pp: int) -> None:
     of = asked(cluster(*devices), pp=pp)
     every, free = [*every_pipeline(of, pp)], asked(MIXED, pp=pp)
     outcome = search_plan(of)
-    assert outcome.best.time.total_s <= min(every) * (1 + 1e-9)
-    assert outcome.lower_bound_s <= outcome.best.time.total_s
-    assert outcome.best.time.total_s > search_plan(free).best.time.total_s
-    assert outcome.best.memory.filled <= 1
+    assert outcome.best.priced.time.total_s <= min(every) * (1 + 1e-9)
+    assert outcome.lower_bound_s <= outcome.best.priced.time.total_s
+    assert outcome.best.priced.time.total_s > search_plan(free).best.priced.time.total_s
+    assert outcome.best.priced.memory.filled <= 1
 
 
 def test_the_fast_have_more_of_the_model() -> None:
     of = replace(asked(MIXED, pp=4, schedule="1f1b"), graph=gpt(layers=16, **{**LARGE, "b": 4}))
     outcome = search_plan(of)
     place = {op.name: i for i, op in enumerate(of.graph.ops)}
-    starts = [place.get(stage.first, 0) for stage in outcome.best.stages]
+    starts = [place.get(stage.first, 0) for stage in outcome.best.decided.stages]
     layers = {"fast": 0, SLOW.name: 0}
     for stage, start, end in zip(
-        outcome.best.stages, starts, [*starts[1:], len(place)], strict=True
+        outcome.best.decided.stages, starts, [*starts[1:], len(place)], strict=True
     ):
         blocks = [op for op in of.graph.ops[start:end] if op.kind == "block"]
         layers[outcome.cluster.device_at(stage.device).name] += len(blocks)
@@ -139,12 +137,12 @@ def test_the_fast_have_more_of_the_model() -> None:
 def test_groups_of_equal_devices_are_one_group(pins: dict[str, int]) -> None:
     one = Cluster("mixed", (DeviceGroup(SLOW, 4),), (NEAR, FAR))
     a, b = search_plan(asked(one, **pins)), search_plan(asked(cluster(SLOW, SLOW), **pins))
-    assert (a.best.time, a.best.memory, a.best.stages) == (
-        b.best.time,
-        b.best.memory,
-        b.best.stages,
+    assert (a.best.priced.time, a.best.priced.memory, a.best.decided.stages) == (
+        b.best.priced.time,
+        b.best.priced.memory,
+        b.best.decided.stages,
     )
-    assert (a.best.spread, a.runners_up) == (b.best.spread, b.runners_up)
+    assert (a.best.decided.spread, a.runners_up) == (b.best.decided.spread, b.runners_up)
 
 
 @pytest.mark.parametrize("pins", [{"pp": 4, "schedule": "1f1b"}, {}])
@@ -153,11 +151,11 @@ def test_a_faster_kind_never_makes_the_plan_slower(pins: dict[str, int | str]) -
     for factor in (1.0, 1.7, 4.0):
         peaks = tuple((dtype, factor * flops) for dtype, flops in SLOW.peak_flops_per_s)
         other = replace(SLOW, name="other", peak_flops_per_s=peaks)
-        seconds.append(search_plan(asked(cluster(SLOW, other), **pins)).best.time.total_s)
+        seconds.append(search_plan(asked(cluster(SLOW, other), **pins)).best.priced.time.total_s)
     slack = 1 + 1e-9 if pins else AS_FAST
     assert all(b <= slack * a for a, b in pairwise(seconds)), seconds
     assert seconds[-1] < seconds[0]
-    slow = search_plan(asked(cluster(SLOW, SLOW), **pins)).best.time.total_s
+    slow = search_plan(asked(cluster(SLOW, SLOW), **pins)).best.priced.time.total_s
     assert seconds[0] == pytest.approx(slow, rel=1e-9)
 
 
@@ -180,14 +178,14 @@ def test_every_rank_keeps_to_its_own_memory() -> None:
     mixed = replace(MIXED, groups=(DeviceGroup(SLOW, 2), DeviceGroup(small, 2)))
     of = asked(mixed, pp=4, schedule="1f1b", tp=1)
     # As much as the free plan needs is what the large devices have, the others two thirds of it.
-    room = free.memory.total
+    room = free.priced.memory.total
     groups = tuple(
         replace(g, device=replace(g.device, memory_bytes=int(room * share)))
         for g, share in zip(mixed.groups, (1.0, 2 / 3), strict=True)
     )
     best = search_plan(replace(of, cluster=replace(mixed, groups=groups))).best
-    assert best.memory.filled <= 1
-    assert best.time.total_s >= free.time.total_s
+    assert best.priced.memory.filled <= 1
+    assert best.priced.time.total_s >= free.priced.time.total_s
 
 
 def test_devices_that_would_slow_the_others_down_are_idle() -> None:
@@ -202,17 +200,18 @@ def test_devices_that_would_slow_the_others_down_are_idle() -> None:
 def test_the_explanation_says_how_fast_each_kind_is(planned: Outcome) -> None:
     of, best = asked(planned.cluster), planned.best
     plan = plans.plan(
-        spreads=(best.spread,),
-        stages=best.stages,
-        microbatches=best.candidate.microbatches,
-        schedule=best.schedule,
+        spreads=(best.decided.spread,),
+        stages=best.decided.stages,
+        microbatches=best.decided.candidate.microbatches,
+        schedule=best.decided.schedule,
     )
-    prices = Prices(of.cluster, best.lowered.mesh, of.precision, of.fusion)
-    summary = summarise(best.lowered, prices)
-    priced = price_pipeline(plan, best.lowered, summary, prices, of.cluster)
+    lowered = lowered_of(of, best.decided)
+    prices = Prices(of.cluster, lowered.mesh, of.precision, of.fusion)
+    summary = summarise(lowered, prices)
+    priced = price_pipeline(plan, lowered, summary, prices, of.cluster)
     assert priced.prices.step(
         priced.runs, priced.schedule, priced.timeline.step_s, priced.timeline.busy_s
-    ).total_s == pytest.approx(best.time.total_s, rel=1e-12)
+    ).total_s == pytest.approx(best.priced.time.total_s, rel=1e-12)
     fast, slow = sorted(kinds_of(priced), key=lambda kind: -kind["speed"])
     assert (fast["device"], fast["ranks"], slow["device"], slow["ranks"]) == ("fast", 2, "H100", 2)
     assert 1.7 < fast["speed"] < 2.5

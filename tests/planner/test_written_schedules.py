@@ -31,27 +31,27 @@ def asked(fix: dict[str, str]) -> Question:
 def kept(best: Answer) -> tuple[float, ...]:
     """What ranks hold, by the schedule that the plan of an answer has."""
     plan = plans.plan(
-        spreads=(best.spread,),
-        stages=best.stages,
-        microbatches=best.candidate.microbatches,
-        schedule=best.schedule,
-        actions=best.actions,
+        spreads=(best.decided.spread,),
+        stages=best.decided.stages,
+        microbatches=best.decided.candidate.microbatches,
+        schedule=best.decided.schedule,
+        actions=best.decided.actions,
     )
     made = schedule_of(plan)
     check(made)
-    assert to_text(made.lists) == "\n".join(best.actions)
+    assert to_text(made.lists) == "\n".join(best.decided.actions)
     return held(made)
 
 
 def test_found_is_no_slower_than_the_schedules_by_name() -> None:
     fix = {"pp": "4", "tp": "2", "microbatch": "2", "recompute": "none"}
     best = search_plan(asked({**fix, "schedule": "found"})).best
-    assert best.schedule == "found"
+    assert best.decided.schedule == "found"
     named = [
-        search_plan(asked({**fix, "schedule": name})).best.time.total_s
+        search_plan(asked({**fix, "schedule": name})).best.priced.time.total_s
         for name in ("1f1b", "zb-h1", "zb-h2")
     ]
-    assert best.time.total_s <= min(named) * (1 + 1e-9)
+    assert best.priced.time.total_s <= min(named) * (1 + 1e-9)
     assert max(kept(best)) <= 16
 
 
@@ -59,12 +59,12 @@ def test_found_holds_less_where_memory_is_short() -> None:
     of = asked({"pp": "4", "tp": "2", "microbatch": "1", "recompute": "none", "schedule": "found"})
     roomy = search_plan(of).best
     group = NODE.groups[0]
-    limit = int(roomy.memory.total * 0.97)  # which another order of the same stages keeps to
+    limit = int(roomy.priced.memory.total * 0.97)  # which another order of the same stages keeps to
     tight = replace(group, device=replace(group.device, memory_bytes=limit))
     best = search_plan(replace(of, cluster=replace(NODE, groups=(tight,)))).best
-    assert best.memory.total <= limit
+    assert best.priced.memory.total <= limit
     assert max(kept(best)) <= max(kept(roomy))
-    assert best.time.total_s >= roomy.time.total_s
+    assert best.priced.time.total_s >= roomy.priced.time.total_s
 
 
 def test_a_file_of_actions_is_the_schedule(tmp_path: Path) -> None:
@@ -74,10 +74,10 @@ def test_a_file_of_actions_is_the_schedule(tmp_path: Path) -> None:
     assert read_schedule(path).ranks == named.ranks
     by_file = search_plan(asked({"schedule": str(path), "recompute": "none"})).best
     by_name = search_plan(asked({"pp": "2", "schedule": "zb-v", "recompute": "none"})).best
-    assert by_file.pp == 2
-    assert by_file.candidate.microbatches == 4
-    assert by_file.schedule == "mine.txt"
-    assert by_file.time.total_s >= by_name.time.total_s * (1 - 1e-9)
+    assert by_file.decided.pp == 2
+    assert by_file.decided.candidate.microbatches == 4
+    assert by_file.decided.schedule == "mine.txt"
+    assert by_file.priced.time.total_s >= by_name.priced.time.total_s * (1 - 1e-9)
     kept(by_file)
 
 

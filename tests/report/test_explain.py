@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from autopar.files.cluster_file import load_cluster
-from autopar.lowering.spread import MICROBATCH, Lowered, lower
+from autopar.lowering.lowered import Lowered
+from autopar.lowering.spread import lower
+from autopar.nouns.axes import MICROBATCH
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.problem import FORBIDDEN
 from autopar.planner.problem.bindings import Bindings

@@ -43,7 +43,7 @@ RUN = RunResult((2.5, 2.0), 0.15, 0.12, 8, 2, 100 << 20, {}, "resident", True)
 
 def planned(fix: Mapping[str, str]) -> Shown:
     graph = gpt(layers=6, **{**LARGE, "b": 16})
-    best = search_plan(question(graph, 16, NODE, fix)).best
+    best = search_plan(question(graph, 16, NODE, fix)).best.decided
     plan = plans.plan(
         spreads=(best.spread,),
         stages=best.stages or (Stage(zero=best.layout.zero, recompute=best.layout.recompute),),

@@ -24,9 +24,9 @@ def planned_again(
     graph = gpt(layers=2, **sizes)
     best = search_plan(question(graph, samples, cluster, fix)).best
     plan = plans.plan(
-        spreads=(best.spread,),
-        stages=(Stage(zero=best.layout.zero, recompute=best.layout.recompute),),
-        microbatches=best.candidate.microbatches,
+        spreads=(best.decided.spread,),
+        stages=(Stage(zero=best.decided.layout.zero, recompute=best.decided.layout.recompute),),
+        microbatches=best.decided.candidate.microbatches,
         precision="float32",
     )
     return revisit(plan, cluster, graph, BATCH)
@@ -55,7 +55,7 @@ def test_where_tp_must_split_the_alternatives_split_too() -> None:
 
 def test_a_plan_that_memory_forced_says_what_its_alternatives_lack() -> None:
     fix = {"tp": "8", "microbatch": "8", "recompute": "none"}
-    free = search_plan(question(gpt(layers=2, **LARGE), 32, NODE, fix)).best.memory
+    free = search_plan(question(gpt(layers=2, **LARGE), 32, NODE, fix)).best.priced.memory
     limit = free.total - int(0.15 * free.activations)
     again = planned_again(LARGE, 32, memory_limited(limit), fix)
     cheaper = [other for other in others(again) if other.extra_s < 0]

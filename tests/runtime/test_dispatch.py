@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autopar.runtime.pytorch import ranks as rank_state
+from autopar.runtime.pytorch.dispatch import routes_of
 from autopar.runtime.pytorch.experts import experts
 from autopar.runtime.shared.settings import ProgramError
 from tests.emit import simulated
@@ -140,6 +141,20 @@ def _one_rank(**axes: Any) -> None:
         gate=of.form.gate,
         **axes,
     )
+
+
+@pytest.mark.parametrize("wrong", [-1, EXPERTS])
+@pytest.mark.parametrize("layout", ["gathered over 2", "dispatched over 2"])
+def test_a_route_to_no_expert_is_an_error(layout: str, wrong: int) -> None:
+    of = case(LAYOUTS[layout], Form(), "drawn")
+    of.index[0, 0] = wrong
+    with pytest.raises((IndexError, RuntimeError), match=r"out of (range|bounds)"):
+        simulated.run(of.layout.mesh, lambda here: _routes(of))
+
+
+def _routes(of: Case) -> None:
+    index = of.index[: of.tokens[0]]
+    routes_of(index, EXPERTS // 2, held=of.layout.held, dispatch=of.layout.dispatch)
 
 
 def test_an_axis_is_gathered_or_dispatched() -> None:

@@ -8,7 +8,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from autopar.lowering.spread import Lowered, LoweredOp, LoweredTensor, Operand, lower
+from autopar.lowering.lowered import Lowered, LoweredOp, LoweredTensor, Operand
+from autopar.lowering.spread import lower
 from autopar.nouns.graph import DTYPE_BYTES, Block, Graph, Op, Role, Source, Tensor, freeze
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.offload import OFFLOAD

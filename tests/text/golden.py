@@ -17,8 +17,8 @@ from autopar.files import plan_text
 from autopar.files.sources import relative_sources
 from autopar.frontends.shared.captured import Captured
 from autopar.lowering import text as lowered_text
+from autopar.lowering.lowered import Lowered
 from autopar.lowering.of_plan import batch_dims, lowered_plan, planned_graph
-from autopar.lowering.spread import Lowered
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Plan, Stage
 from autopar.nouns.text import graph as graph_text

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from autopar.lowering.spread import Lowered, LoweredOp, LoweredTensor, Operand
+from autopar.lowering.lowered import Lowered, LoweredOp, LoweredTensor, Operand
 from autopar.lowering.text import as_shared, runs
 from autopar.nouns.errors import UserError
 from autopar.nouns.graph import Graph, Op

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 
 from autopar.files import plan_text
 from autopar.lowering import text as lowered_text
-from autopar.lowering.spread import Lowered, lower
+from autopar.lowering.lowered import Lowered
+from autopar.lowering.spread import lower
 from autopar.lowering.stages import stage_parts
 from autopar.nouns.graph import Graph
 from autopar.nouns.mesh import Mesh

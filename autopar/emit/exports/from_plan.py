@@ -12,7 +12,16 @@ from typing import Any
 
 from autopar.emit.exports.held import Held, held
 from autopar.emit.exports.setup import Machines, Setup, StoredTensor, waves
-from autopar.nouns.axes import PIPELINE, REPLICATE, SHARD, TENSOR
+from autopar.nouns.axes import (
+    CONTEXT,
+    EXPERT,
+    HEADS,
+    PIPELINE,
+    REPLICATE,
+    SECOND_TENSOR,
+    SHARD,
+    TENSOR,
+)
 from autopar.nouns.batch import BatchEntry
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.errors import UserError
@@ -24,6 +33,8 @@ from autopar.nouns.recompute import Recompute
 from autopar.nouns.sharding import Sharding
 from autopar.nouns.text.cluster import ranks_text
 from autopar.nouns.zero import over
+from autopar.rules.implementations.table import DISPATCH
+from autopar.rules.strategies import Strategy
 
 
 def setup_of(plan: Plan, graph: Graph, batch: Iterable[BatchEntry], cluster: Cluster) -> Setup:
@@ -35,7 +46,7 @@ def setup_of(plan: Plan, graph: Graph, batch: Iterable[BatchEntry], cluster: Clu
     return Setup(
         name=plan.workload.rpartition("/")[2],
         framework=plan.framework,
-        layout=_layout(plan, samples),
+        layout=_layout(plan, graph, samples),
         sequence=_sequence(batched),
         machines=machines(cluster, plan.device_count),
         precision=plan.precision,
@@ -51,11 +62,11 @@ def setup_of(plan: Plan, graph: Graph, batch: Iterable[BatchEntry], cluster: Clu
     )
 
 
-def _layout(plan: Plan, samples: int) -> Layout:
+def _layout(plan: Plan, graph: Graph, samples: int) -> Layout:
     """What is decided for a batch, where all stages agree. Raises `UserError`."""
     for choice in ("zero", "recompute", "offload"):
         _check_same(plan, choice)
-    degrees: dict[str, Any] = plan.degrees
+    degrees = _degrees(plan, graph)
     dp, stage = degrees[REPLICATE] * degrees[SHARD], plan.stages[0]
     ranks = dp * plan.microbatches
     if samples % ranks:
@@ -74,6 +85,44 @@ def _layout(plan: Plan, samples: int) -> Layout:
         sequence_parallel=any(_splits_tokens(text) for text in _shared(plan).values()),
         **degrees,
     )
+
+
+def _degrees(plan: Plan, graph: Graph) -> dict[str, Any]:
+    """In the words of trainers: ``ep`` counts the ranks that a layer's experts are spread over, all
+    of which are ranks of another axis too. Raises `UserError`."""
+    degrees: dict[str, Any] = {**plan.degrees, EXPERT: 1}
+    rows, heads = degrees[CONTEXT], degrees.pop(HEADS, 1)
+    if rows > 1 and heads > 1:
+        raise UserError(
+            f"the plan splits sequences over cp {rows} by rows and over cp_head {heads} by heads, "
+            f"and other trainers do one of both: plan again with --fix cp_ring={rows * heads} or "
+            f"cp_head={rows * heads}"
+        )
+    if degrees.pop(SECOND_TENSOR, 1) > 1:
+        raise UserError(
+            f"the plan splits tensors over two axes, tp2 {plan.degrees[SECOND_TENSOR]} beside tp, "
+            "and other trainers have one: plan again with --fix tp2=1"
+        )
+    degrees[CONTEXT] = rows * heads
+    degrees[SHARD] *= plan.degrees.get(EXPERT, 1)
+    if (chosen := _experts(plan, graph)) is not None:
+        for axis, choice in chosen.choices:
+            if choice in ("e", DISPATCH):
+                degrees[EXPERT] *= plan.degrees[axis]
+        if degrees[TENSOR] > 1:
+            degrees["etp"] = plan.degrees[TENSOR] if chosen.on(TENSOR) == "f" else 1
+    return degrees
+
+
+def _experts(plan: Plan, graph: Graph) -> Strategy | None:
+    """How the first layer of experts runs; None where there is none."""
+    ops = {name: text for spread in plan.spreads for name, text in spread.ops.items()}
+    parts = ((None, graph), *((name, block.body) for name, block in graph.blocks.items()))
+    for scope, part in parts:
+        for op in part.ops:
+            if op.kind == "experts":
+                return Strategy.parse(ops.get(key(scope, op.name), "whole"))
+    return None
 
 
 def machines(cluster: Cluster, devices: int) -> Machines:

@@ -20,8 +20,8 @@ from autopar.emit.names import BUILTINS, first_free, identifier, is_attribute
 from autopar.emit.roles import Known, roles, unnamed
 from autopar.emit.sizes import Sizes
 from autopar.emit.text import Lines, tuple_text
-from autopar.lowering.spread import BATCH_AXES, MICROBATCH, Lowered
-from autopar.nouns.axes import SAMPLES
+from autopar.lowering.lowered import BATCH_AXES, Lowered
+from autopar.nouns.axes import MICROBATCH, SAMPLES
 from autopar.nouns.batch import BatchEntry
 from autopar.nouns.graph import Block
 from autopar.nouns.mesh import Mesh

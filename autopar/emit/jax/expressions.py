@@ -26,7 +26,7 @@ from autopar.emit.text import (
     constant,
     tuple_text,
 )
-from autopar.lowering.spread import Lowered, LoweredOp
+from autopar.lowering.lowered import Lowered, LoweredOp
 from autopar.rules.advice import unwritable
 from autopar.rules.implementations.table import GLOBAL_COUNT
 

@@ -19,7 +19,7 @@ from autopar.emit.roles import Known
 from autopar.emit.sizes import NONE, Sizes
 from autopar.emit.text import ATOM, Expr, Lines
 from autopar.emit.text import variable as variable_of
-from autopar.lowering.spread import Lowered, LoweredOp, Operand
+from autopar.lowering.lowered import Lowered, LoweredOp, Operand
 from autopar.nouns.kinds import OWN_DERIVATIVE
 from autopar.nouns.plan import key
 from autopar.nouns.sharding import Sharding

@@ -14,7 +14,9 @@ from autopar.emit.jax.functions import Printing, body
 from autopar.emit.jax.shapes import shown, signature
 from autopar.emit.names import identifier
 from autopar.emit.text import tuple_text
-from autopar.lowering.spread import BATCH_AXES, MICROBATCH, Lowered, LoweredOp, lower
+from autopar.lowering.lowered import BATCH_AXES, Lowered, LoweredOp
+from autopar.lowering.spread import lower
+from autopar.nouns.axes import MICROBATCH
 from autopar.nouns.graph import Graph
 from autopar.nouns.kinds import OWN_DERIVATIVE
 from autopar.nouns.mesh import Mesh

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from autopar.emit.jax.errors import UnevenPieces
 from autopar.emit.text import Lines
-from autopar.lowering.spread import BATCH_AXES, Lowered
+from autopar.lowering.lowered import BATCH_AXES, Lowered
 from autopar.nouns.graph import Tensor
 from autopar.nouns.sharding import Sharding
 

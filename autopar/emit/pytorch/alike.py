@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from autopar.emit.pytorch.scopes import Scope
 from autopar.emit.roles import Known
-from autopar.lowering.spread import Lowered, Operand
+from autopar.lowering.lowered import Lowered, Operand
 
 Key = tuple[object, ...]
 

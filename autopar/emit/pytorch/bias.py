@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from autopar.lowering.spread import Lowered, LoweredOp, Operand
+from autopar.lowering.lowered import Lowered, LoweredOp, Operand
 from autopar.nouns.graph import Op
 
 FUSED = "fused_bias"

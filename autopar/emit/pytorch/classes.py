@@ -18,7 +18,7 @@ from autopar.emit.pytorch.values import Surroundings
 from autopar.emit.roles import Known
 from autopar.emit.sizes import NONE, Sizes
 from autopar.emit.text import Lines, split_items
-from autopar.lowering.spread import Lowered, Operand, stored
+from autopar.lowering.lowered import Lowered, Operand, stored
 from autopar.nouns.graph import Tensor
 from autopar.nouns.recompute import Recompute
 

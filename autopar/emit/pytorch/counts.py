@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autopar.lowering.spread import LoweredOp
+from autopar.lowering.lowered import LoweredOp
 
 
 def count_names(ops: list[LoweredOp]) -> dict[str, str]:

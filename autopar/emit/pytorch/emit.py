@@ -33,10 +33,10 @@ from autopar.emit.pytorch.widths import with_arguments
 from autopar.emit.sizes import NONE, Sizes
 from autopar.emit.text import Lines
 from autopar.lowering.counts import counted
+from autopar.lowering.lowered import BATCH_AXES, Lowered
 from autopar.lowering.precision import HALF
-from autopar.lowering.spread import BATCH_AXES, MICROBATCH, Lowered
 from autopar.lowering.stages import StagePart, stage_parts
-from autopar.nouns.axes import SEQUENCES, SHARING
+from autopar.nouns.axes import MICROBATCH, SEQUENCES, SHARING
 from autopar.nouns.offload import OFFLOAD
 from autopar.nouns.plan import Plan
 from autopar.pipeline.schedules.of_plan import schedule_of

@@ -21,8 +21,8 @@ from autopar.emit.pytorch.scopes import Scope
 from autopar.emit.pytorch.site import HEAVY, LIGHT, Site
 from autopar.emit.pytorch.values import SPELLED, Surroundings, Values, bound
 from autopar.emit.text import ATOM, COLUMNS, Expr, variable
+from autopar.lowering.lowered import LoweredOp, Operand
 from autopar.lowering.precision import OWN_CASTS
-from autopar.lowering.spread import LoweredOp, Operand
 from autopar.nouns.plan import key
 from autopar.rules.resharding import Step
 

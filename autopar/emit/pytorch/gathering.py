@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from autopar.emit.pytorch.scopes import module_path, prefixes, under
-from autopar.lowering.spread import Lowered, LoweredOp
+from autopar.lowering.lowered import Lowered, LoweredOp
 from autopar.nouns.kinds import DRAWS
 
 

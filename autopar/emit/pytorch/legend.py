@@ -10,7 +10,7 @@ from autopar.emit.headings import state_held
 from autopar.emit.legend import AXIS, MOVES, PARTIAL, SPLIT, ZIGZAG, Word
 from autopar.emit.names import LAYERS
 from autopar.emit.pytorch.site import uneven_dims
-from autopar.lowering.spread import BATCH_AXES, Lowered
+from autopar.lowering.lowered import BATCH_AXES, Lowered
 from autopar.nouns.plan import Plan
 
 _LAYERS = "|".join(sorted(LAYERS))

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from autopar.emit.pytorch.scopes import Scope
-from autopar.lowering.spread import Lowered, LoweredOp
+from autopar.lowering.lowered import Lowered, LoweredOp
 from autopar.nouns.sharding import WHOLE
 from autopar.rules.resharding import Step
 

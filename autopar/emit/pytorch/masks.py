@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from autopar.emit.pytorch.rewriting import Links, remade, swapped
-from autopar.lowering.spread import Lowered, LoweredOp, Operand
+from autopar.lowering.lowered import Lowered, LoweredOp, Operand
 
 _COMPARED = {"ge": (1, 0), "gt": (1, 1), "le": (-1, 0), "lt": (-1, 1)}  # direction, strictly
 _BOUNDS = frozenset({"minimum", "maximum"})

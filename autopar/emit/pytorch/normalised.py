@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autopar.emit.pytorch.rewriting import Links, remade, swapped
-from autopar.lowering.spread import Lowered, LoweredOp
+from autopar.lowering.lowered import Lowered, LoweredOp
 
 _NORM = "aten::linalg_vector_norm"
 

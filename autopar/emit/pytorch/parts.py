@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from autopar.emit.pytorch.rewriting import Links, remade, swapped
-from autopar.lowering.spread import Lowered, LoweredOp
+from autopar.lowering.lowered import Lowered, LoweredOp
 
 
 def without_detours(lowered: Lowered) -> Lowered:

@@ -6,7 +6,7 @@ float32 all the same (`autopar.lowering.precision`): angles, masks, losses.
 
 from __future__ import annotations
 
-from autopar.lowering.spread import Lowered
+from autopar.lowering.lowered import Lowered
 from autopar.nouns.kinds import WIDE_LOSSES
 
 

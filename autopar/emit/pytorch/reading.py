@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from autopar.emit.pytorch.loops import Loop
 from autopar.emit.pytorch.scopes import Scope
-from autopar.lowering.spread import Lowered, LoweredOp, Operand
+from autopar.lowering.lowered import Lowered, LoweredOp, Operand
 
 Item = LoweredOp | Scope | Loop
 

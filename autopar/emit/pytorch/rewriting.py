@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from autopar.lowering.spread import Lowered, LoweredOp, Operand
+from autopar.lowering.lowered import Lowered, LoweredOp, Operand
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from autopar.emit.pytorch.loops import Loop, Slice
 from autopar.emit.pytorch.values import Values
 from autopar.emit.text import Expr, Lines, variable
-from autopar.lowering.spread import Operand
+from autopar.lowering.lowered import Operand
 from autopar.nouns.recompute import COMPUTE, FULL, SELECTIVE, keeps_routes
 
 KEPT = {COMPUTE: ["keep_collectives=True"], SELECTIVE: ["keep_products=True"], FULL: []}

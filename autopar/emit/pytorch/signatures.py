@@ -9,7 +9,7 @@ from autopar.emit.pytorch.scopes import Scope
 from autopar.emit.pytorch.site import model_part
 from autopar.emit.roles import Known
 from autopar.emit.text import COLUMNS
-from autopar.lowering.spread import Lowered, Operand
+from autopar.lowering.lowered import Lowered, Operand
 from autopar.nouns.graph import Tensor
 from autopar.nouns.sharding import Sharding
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from autopar.emit.sizes import NONE, Sizes
 from autopar.emit.text import Expr, constant
-from autopar.lowering.spread import SAMPLE_AXES, Lowered, LoweredOp
+from autopar.lowering.lowered import SAMPLE_AXES, Lowered, LoweredOp
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.sharding import Sharding
 

@@ -22,7 +22,7 @@ from autopar.emit.roles import Known
 from autopar.emit.sizes import Sizes
 from autopar.emit.text import COLUMNS, Lines
 from autopar.lowering.counts import counted
-from autopar.lowering.spread import Lowered
+from autopar.lowering.lowered import Lowered
 from autopar.lowering.stages import StagePart
 from autopar.nouns.plan import Plan
 from autopar.pipeline.schedules.of_plan import schedule_of

@@ -13,7 +13,7 @@ from autopar.emit.pytorch.original import CapturedModel
 from autopar.emit.pytorch.scopes import Scope
 from autopar.emit.text import Lines, split_items
 from autopar.lowering.counts import counted, held_whole, labels_of, labels_only
-from autopar.lowering.spread import BATCH_AXES, Lowered, Operand
+from autopar.lowering.lowered import BATCH_AXES, Lowered, Operand
 from autopar.nouns.recompute import KEEP_ALL
 
 

@@ -14,7 +14,7 @@ from autopar.emit.pytorch.variables import Variables
 from autopar.emit.roles import Known
 from autopar.emit.sizes import NONE, Sizes
 from autopar.emit.text import Expr, Lines, variable
-from autopar.lowering.spread import Lowered, LoweredOp, LoweredTensor
+from autopar.lowering.lowered import Lowered, LoweredOp, LoweredTensor
 from autopar.nouns.graph import Tensor
 from autopar.nouns.plan import key
 from autopar.nouns.recompute import KEEP_ALL, Recompute

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from autopar.emit.pytorch.rewriting import Links, remade, swapped
 from autopar.emit.pytorch.site import uneven_dims
 from autopar.emit.sizes import NONE, Sizes, product
-from autopar.lowering.spread import Lowered, LoweredOp, Operand
+from autopar.lowering.lowered import Lowered, LoweredOp, Operand
 
 Shape = tuple[int, ...]
 _MOST_UNBOUND = 4  # results that a person still names in one line

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial, wraps
 from types import FrameType
 from typing import Any
 
@@ -23,6 +24,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from autopar.frontends.pytorch.build import is_internal
 from autopar.frontends.pytorch.calls import Calls
 from autopar.frontends.pytorch.errors import UnsupportedOpError
+from autopar.frontends.pytorch.experts_known import Known, known
 from autopar.frontends.pytorch.experts_tried import TOLERANCE, differs
 from autopar.frontends.pytorch.functions import Applied, written
 from autopar.torch_private.modes import FakeTensorMode, without_torch_function
@@ -73,12 +75,11 @@ def kept_experts(
     `UnsupportedOpError` for experts that do more than two products with a gate between them, which
     one call of each class on drawn numbers tells.
     """
-    every = [m for m in model.modules() if hasattr(m, _DECORATED)]
-    known = {id(m): _description(m, mode) for m in every}
+    modules = list(model.modules())
+    described = {id(m): _description(m, mode) for m in modules if hasattr(m, _DECORATED)}
+    rows = {id(m): (row, _of_known(m, row, mode)) for m in modules if (row := known(m))}
 
-    def forward(module: nn.Module, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
-        description = known[id(module)]
-
+    def call(description: CalledExperts, tensors: tuple[Tensor, ...]) -> Tensor:
         def write(*tensors: Tensor) -> Tensor:
             calls.note(_caller())
             called.append(description)
@@ -88,14 +89,47 @@ def kept_experts(
                 (made,) = written(op, tensors, len(called) - 1, [tensors[0]], [graded], mode)
             return made
 
-        tensors = (x, index, weights, *_parameters(module))
         if calls.current is not None:
             made: Tensor = calls.current.call(Applied(description, write), tensors, {})
             return made
         return write(*tensors)
 
-    with chosen_experts(lambda default: forward if get_proxy_mode() is not None else default):
+    def forward(module: nn.Module, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+        return call(described[id(module)], (x, index, weights, *_parameters(module)))
+
+    def instead(module: nn.Module) -> Callable[..., Any] | None:
+        row, description = rows.get(id(module), (None, None))
+        if row is None or description is None or get_proxy_mode() is None:
+            return None
+        return partial(row.computes, module, lambda *tensors: call(description, tensors))
+
+    classes = {type(m) for m in modules if id(m) in rows}
+    with ExitStack() as stack:
+        stack.enter_context(
+            chosen_experts(lambda own: forward if get_proxy_mode() is not None else own)
+        )
+        for kind in classes:
+            stack.enter_context(_replaced(kind, instead))
         yield
+
+
+@contextmanager
+def _replaced(
+    kind: type[nn.Module], instead: Callable[[nn.Module], Callable[..., Any] | None]
+) -> Iterator[None]:
+    """Inside, modules of a class run what ``instead`` gives for them, if any, as their forward."""
+    plain: Any = kind.forward
+
+    @wraps(plain)
+    def forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        other = instead(module)
+        return plain(module, *args, **kwargs) if other is None else other(*args, **kwargs)
+
+    setattr(kind, "forward", forward)  # noqa: B010
+    try:
+        yield
+    finally:
+        setattr(kind, "forward", plain)  # noqa: B010
 
 
 @contextmanager
@@ -150,11 +184,32 @@ def _description(module: Any, mode: FakeTensorMode) -> CalledExperts:
         made: Tensor = module._apply_gate(h) if module.has_gate else module.act_fn(h)
         return made
 
-    with mode:
-        rows = torch.empty(_ROWS, width, dtype=first.dtype)
-        traced = make_fx(between, pre_dispatch=True)(rows)
-    gate = Gate(str(traced.graph), traced.graph, traced)
+    gate = _gate(between, width, first.dtype, mode)
     return CalledExperts(name, gate, module.is_transposed, module.has_bias)
+
+
+def _of_known(module: nn.Module, row: Known, mode: FakeTensorMode) -> CalledExperts:
+    name, share = type(module).__name__, row.drops(module)
+    if share and module.training:
+        raise UnsupportedOpError(
+            f"{name} drops {share:g} of what lies between or behind the products of its experts, "
+            "which no plan can say yet: set that dropout of the config to 0"
+        )
+    gate = _gate(partial(row.between, module), row.width(module), _dtype(module), mode)
+    return CalledExperts(name, gate, row.transposed, row.bias)
+
+
+def _dtype(module: nn.Module) -> torch.dtype:
+    return next(module.parameters()).dtype
+
+
+def _gate(
+    between: Callable[[Tensor], Tensor], width: int, dtype: torch.dtype, mode: FakeTensorMode
+) -> Gate:
+    with mode:
+        rows = torch.empty(_ROWS, width, dtype=dtype)
+        traced = make_fx(between, pre_dispatch=True)(rows)
+    return Gate(str(traced.graph), traced.graph, traced)
 
 
 def _parameters(module: Any) -> list[Tensor]:

@@ -21,6 +21,7 @@ from autopar.frontends.pytorch.autocast import autocast_of_devices_refused
 from autopar.frontends.pytorch.build import Built, without_cache
 from autopar.frontends.pytorch.calls import Kind, NotAlike
 from autopar.frontends.pytorch.constant_values import node_of
+from autopar.frontends.pytorch.conversions import idle_conversions
 from autopar.frontends.pytorch.ctc import kept_ctc_losses
 from autopar.frontends.pytorch.errors import CaptureError
 from autopar.frontends.pytorch.experts import CalledExperts, kept_experts
@@ -105,6 +106,7 @@ def take_trace(built: Built, repeats: Repeats) -> Trace:
         stack.enter_context(exporting())
         stack.enter_context(kept_functions(functions, built.mode, calls))
         stack.enter_context(kept_experts(experts, model, built.mode, calls))
+        stack.enter_context(idle_conversions())
         stack.enter_context(kept_ctc_losses())
         stack.enter_context(hooks_refused())
         stack.enter_context(seeds_refused())

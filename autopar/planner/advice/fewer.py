@@ -36,14 +36,14 @@ def fewer(question: Question, outcome: Outcome) -> Fewer | None:
     differ = len(question.cluster.kinds) > 1
     if question.pins != Pins() or differ or not outcome.lower_bound_s:
         return None
-    slowest_s = AS_FAST * outcome.best.time.total_s
+    slowest_s = AS_FAST * outcome.best.priced.time.total_s
     alone_s = peak_time_s(question.graph, question.cluster.device)
     for part in _parts(question.cluster):
         devices = part.device_count
         if alone_s / devices > slowest_s:
             continue
         try:
-            seconds = search_plan(replace(question, cluster=part)).best.time.total_s
+            seconds = search_plan(replace(question, cluster=part)).best.priced.time.total_s
         except (UserError, KeyboardInterrupt):
             continue
         if seconds <= slowest_s:

@@ -58,7 +58,7 @@ def _advice(question: Question, tightest: Answer | None) -> str:
     near = _fastest(_light_pins(question), tried) or _fastest(_all_light_pins(question), tried)
     far = _fastest(_degree_pins(question), tried)
     if near is not None:
-        faster = far is not None and far[1].time.total_s < near[1].time.total_s
+        faster = far is not None and far[1].priced.time.total_s < near[1].priced.time.total_s
         beside = f"; with other degrees, {_described(*far)}" if far and faster else ""
         return f"The cheapest change that fits: {_described(*near)}{beside}."
     far = far or _fastest(_all_pins(question), tried)
@@ -80,7 +80,7 @@ def _advice(question: Question, tightest: Answer | None) -> str:
 def _fastest(changes: Iterable[_Change], tried: list[str]) -> tuple[str, Answer] | None:
     """Of those that fit."""
     answers = [pair for pair in (_search(change, tried) for change in changes) if pair]
-    return min(answers, key=lambda pair: pair[1].time.total_s, default=None)
+    return min(answers, key=lambda pair: pair[1].priced.time.total_s, default=None)
 
 
 def _search(change: _Change, tried: list[str]) -> tuple[str, Answer] | None:
@@ -90,7 +90,7 @@ def _search(change: _Change, tried: list[str]) -> tuple[str, Answer] | None:
     except (DoesNotFit, LayoutError, Impossible):
         return None
     if change.words == SMALLER:
-        batch, parts = change.question.batch, best.candidate.microbatches
+        batch, parts = change.question.batch, best.decided.candidate.microbatches
         return (
             f"a batch of {batch // parts} samples in place of {batch}, priced as {parts} of them",
             best,
@@ -99,10 +99,10 @@ def _search(change: _Change, tried: list[str]) -> tuple[str, Answer] | None:
 
 
 def _described(words: str, answer: Answer) -> str:
-    memory = answer.memory
+    memory = answer.priced.memory
     return (
-        f"{words} ({layout_text(answer)}): {size_text(memory.total)} of "
-        f"{size_text(memory.limit)}, {answer.time.total_s:.3g} s a step"
+        f"{words} ({layout_text(answer.decided)}): {size_text(memory.total)} of "
+        f"{size_text(memory.limit)}, {answer.priced.time.total_s:.3g} s a step"
     )
 
 
@@ -170,11 +170,11 @@ def _more_devices(question: Question) -> Iterator[_Change]:
 
 def _larger_devices(question: Question, tightest: Answer | None) -> Iterator[_Change]:
     """A catalogue device no slower that the tightest layout fits: its own family's, then least."""
-    if tightest is not None and tightest.memory.total <= tightest.memory.limit:
+    if tightest is not None and tightest.priced.memory.total <= tightest.priced.memory.limit:
         return  # what is short is the host's memory
     now = question.cluster.device
     slowest_s = peak_time_s(question.graph, now)
-    need = tightest.memory.total if tightest is not None else now.memory_bytes + 1
+    need = tightest.priced.memory.total if tightest is not None else now.memory_bytes + 1
     known = [
         device
         for device in catalogue().values()

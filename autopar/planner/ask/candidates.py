@@ -79,25 +79,53 @@ def sequence_splits(pins: Pins, cp: int) -> list[tuple[int, int]]:
     ]
 
 
+def _near_splits(cp: int, near: int) -> list[tuple[int, int]]:
+    """(rows, heads) of what is not pinned; ``near``: ranks of ``cp`` that fast links join."""
+    heads = max((n for n in divisors(cp) if n <= near), default=1)
+    return [(cp, 1)] if heads in (1, cp) else [(cp, 1), (cp // heads, heads)]
+
+
 def degrees_text(mesh: Mesh, between: str = " ") -> str:
     """``cp=2 tp=4``"""
     return between.join(f"{a}={n}" for a, n in zip(mesh.axes, mesh.sizes, strict=True))
 
 
-def candidates(
-    devices: int, batch: int, pins: Pins, along: Collection[int] = ()
-) -> list[Candidate]:
-    """Every candidate that the device count, the batch and the pins allow; ``along``: numbers of
-    ranks that may share a sequence where that is not pinned.
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """What ranks may share where that is not pinned.
 
-    Ranks share one where they cannot have samples of their own: else these take as long and move
-    less.
+    along:   numbers of ranks to a sequence. They share one where they cannot have samples of their
+             own: else these take as long and move less. By rows, or, if they are more than are
+             near, by heads among the near ones.
+    experts: numbers of ranks that lend themselves to experts.
+    near:    ranks that the fastest links join.
+    """
+
+    along: tuple[int, ...] = ()
+    experts: tuple[int, ...] = ()
+    near: int = 1
+
+    def within(self, devices: int) -> Sharing:
+        """On so many devices."""
+        along, experts = (
+            tuple(n for n in numbers if devices % n == 0) for numbers in (self.along, self.experts)
+        )
+        return Sharing(along, experts, self.near)
+
+
+NOTHING_SHARED = Sharing()
+
+
+def candidates(
+    devices: int, batch: int, pins: Pins, sharing: Sharing = NOTHING_SHARED
+) -> list[Candidate]:
+    """Every candidate that the device count, the batch and the pins allow.
 
     Raises:
         LayoutError: none is left; the message says which numbers do not divide, and which would.
     """
     beside = pins.tp2 or 1
-    asked = [1, *along] if pins.cp is None else [pins.cp]
+    asked = [1, *sharing.along] if pins.cp is None else [pins.cp]
     ranks = {
         cp: _data_ranks(devices // (cp * beside), pins)
         for cp in asked
@@ -110,8 +138,12 @@ def candidates(
         for cp, listed in ranks.items()
         for rest in (devices // (cp * beside),)
         for data in listed
-        for ring, head in sequence_splits(pins, cp)
-        for ep in _borrowed(data, pins)
+        for ring, head in (
+            sequence_splits(pins, cp)
+            if pins.cp
+            else _near_splits(cp, sharing.near // (rest // data))
+        )
+        for ep in _borrowed(data, pins, sharing.experts)
         if batch % data == 0
         for count in _microbatches(batch // data, pins.microbatch)
         if pins.cp is not None or math.gcd(batch // data // count, cp) == 1
@@ -131,13 +163,14 @@ def _data_ranks(devices: int, pins: Pins) -> list[int]:
     ]
 
 
-def _borrowed(data: int, pins: Pins) -> list[int]:
+def _borrowed(data: int, pins: Pins, experts: Collection[int] = ()) -> list[int]:
     """How many of a group of data ranks may have other experts, most first: the rest of ``ep`` is
-    ranks of other axes."""
+    ranks of other axes. ``experts``: where that is not pinned."""
+    may = {1, *experts} if pins.ep is None else divisors(pins.ep)
     return [
         ep
         for ep in divisors(data)[::-1]
-        if (pins.ep or 1) % ep == 0
+        if ep in may
         and any(layouts(data // ep, pins, model=model_mesh(1, ring=pins.cp or 1, ep=ep)))
     ]
 

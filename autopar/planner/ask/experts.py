@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from autopar.nouns.axes import EXPERT
 from autopar.nouns.graph import Graph, Op
 from autopar.nouns.layout import LayoutError, alternatives, divisors
@@ -12,8 +14,7 @@ WITHOUT = {EXPERT: "1"}
 def check_experts(graph: Graph, ep: int) -> None:
     """Raises `LayoutError` where the model has no experts, or some that ``ep`` ranks cannot share
     evenly."""
-    parts = (graph, *(block.body for block in graph.blocks.values()))
-    layers = [(part, op) for part in parts for op in part.ops if op.kind == "experts"]
+    layers = _layers(graph)
     if not layers:
         raise LayoutError(
             f"--fix ep={ep}: the model has no layer of experts for ranks to share; leave ep out",
@@ -29,6 +30,17 @@ def check_experts(graph: Graph, ep: int) -> None:
             )
 
 
+def common_experts(graph: Graph) -> list[int]:
+    """Numbers of ranks, more than one, that every layer's experts divide by; none without."""
+    counts = {experts_of(part, op) for part, op in _layers(graph)}
+    return divisors(math.gcd(*counts))[1:] if counts else []
+
+
 def experts_of(graph: Graph, op: Op) -> int:
     """How many a layer has."""
     return graph.tensors[op.inputs[3]].shape[0]
+
+
+def _layers(graph: Graph) -> list[tuple[Graph, Op]]:
+    parts = (graph, *(block.body for block in graph.blocks.values()))
+    return [(part, op) for part in parts for op in part.ops if op.kind == "experts"]

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autopar.lowering.spread import Lowered
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.graph import Graph
 from autopar.nouns.layout import LayoutError, Pins
-from autopar.nouns.plan import Memory, RunnerUp, Spread, Stage
-from autopar.nouns.problem import Solution
-from autopar.pipeline.actions import Lists
-from autopar.planner.ask.candidates import Candidate, StateLayout
+from autopar.nouns.plan import RunnerUp, Spread, Stage
+from autopar.pipeline.actions import Lists, to_text
+from autopar.planner.ask.candidates import Candidate, Sharing, StateLayout
+from autopar.planner.ask.experts import common_experts
 from autopar.pricing.offload import obstacle as offload_obstacle
-from autopar.pricing.step_time import StepTime
+from autopar.pricing.priced import Priced
+from autopar.pricing.sends import Order
 from autopar.rules.cut import Cuts
 from autopar.rules.fusion import ALONE, Fusion
 
@@ -53,6 +53,12 @@ class Question:
         free = self.pins.offload is None
         return free and not offload_obstacle(self.cluster, self.optimizer, self.framework)
 
+    @property
+    def sharing(self) -> Sharing:
+        """What ranks may share where that is not pinned."""
+        experts = tuple(common_experts(self.graph)) if self.framework == "torch" else ()
+        return Sharing(tuple(self.cuts.along), experts, self.cluster.levels[0].span)
+
     def legal(self, listed: Sequence[Candidate]) -> list[Candidate]:
         """Those that cut the batch no further than its samples may be taken apart.
 
@@ -80,42 +86,43 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Sharded:
-    """What is decided of a layout before it is priced."""
+class Decided:
+    """All decisions of a plan; what follows from them is in `Lowered` and `Priced`.
+
+    searcher: found the spread.
+    stages:   of a pipeline; none: one stage, as ``layout`` says.
+    order:    of a pipeline's actions.
+    """
 
     candidate: Candidate
     layout: StateLayout
     spread: Spread
-    lowered: Lowered
-    solution: Solution
-    objective: int
-    """Picoseconds, additive, as the searcher claimed it; `repricing.objective` gives it again."""
-    exposed: float
-
-    def priced(self, time: StepTime, memory: Memory) -> Answer:
-        """As one stage."""
-        of = (self.candidate, self.layout, self.spread, self.lowered)
-        return Answer(*of, self.solution, self.objective, self.exposed, time, memory)
-
-
-@dataclass(frozen=True, slots=True)
-class Answer(Sharded):
-    """One complete layout with its decisions and what is predicted of it."""
-
-    time: StepTime
-    memory: Memory
+    searcher: str
     stages: tuple[Stage, ...] = ()
-    """Of a pipeline; none: one stage, as ``layout`` says."""
-    schedule: str = "none"
-    actions: tuple[str, ...] = ()
-    """Of each pipeline rank, where they do not follow from the schedule's name."""
-    alarm: str = ""
-    """What of its figures cannot be, and so none is to be trusted."""
+    order: Order | None = None
 
     @property
     def pp(self) -> int:
         """Groups of devices that hold stages."""
         return len({stage.device for stage in self.stages}) or 1
+
+    @property
+    def schedule(self) -> str:
+        return "none" if self.order is None else self.order.schedule.name
+
+    @property
+    def actions(self) -> tuple[str, ...]:
+        """Of each pipeline rank, where they do not follow from the schedule's name."""
+        order = self.order
+        return tuple(to_text(order.schedule.lists).split("\n")) if order and order.written else ()
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What is decided, and what is predicted of it."""
+
+    decided: Decided
+    priced: Priced
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +131,7 @@ class Outcome:
 
     cluster: what the answer is for: the cluster that was asked for, or a part of it, with its
              groups in the order of ranks.
+    tried:   candidates, and shapes of pipelines, that were looked at.
     alarms:  of layouts that were dropped since figures of them cannot be.
     """
 

@@ -6,7 +6,7 @@ from autopar.nouns.offload import OFFLOAD
 from autopar.nouns.plan import Memory
 from autopar.nouns.recompute import POLICIES
 from autopar.planner.ask.candidates import degrees_text
-from autopar.planner.ask.question import Answer
+from autopar.planner.ask.question import Decided
 
 
 def short_text(memory: Memory) -> str:
@@ -22,15 +22,16 @@ def size_text(size_bytes: int) -> str:
     return f"{gib:.1f} GiB" if gib >= 1 else f"{1024 * gib:.1f} MiB"
 
 
-def layout_text(answer: Answer) -> str:
+def layout_text(decided: Decided) -> str:
     """Every choice of a layout in one line."""
-    layout, candidate = answer.layout, answer.candidate
-    chosen = {stage.recompute for stage in answer.stages} or {layout.recompute}
+    layout = decided.layout
+    chosen = {stage.recompute for stage in decided.stages} or {layout.recompute}
     ordered = sorted(chosen, key=lambda one: (POLICIES.index(one.policy), str(one)))
     recompute = " and ".join(map(str, ordered))
     return (
-        f"{degrees_text(layout.mesh(candidate.model), ', ')}, "
-        + (f"pp={answer.pp}, {answer.schedule}, " if answer.pp > 1 else "")
-        + f"ZeRO {layout.zero}, {candidate.microbatches} microbatches, recompute={recompute}"
+        f"{degrees_text(decided.spread.mesh, ', ')}, "
+        + (f"pp={decided.pp}, {decided.schedule}, " if decided.pp > 1 else "")
+        + f"ZeRO {layout.zero}, {decided.candidate.microbatches} microbatches, "
+        f"recompute={recompute}"
         + ("" if layout.offload == OFFLOAD[0] else f", offload={layout.offload}")
     )

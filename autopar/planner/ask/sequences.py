@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from autopar.lowering.spread import LoweringError, lower
+from autopar.lowering.lowered import LoweringError
+from autopar.lowering.spread import lower
 from autopar.nouns.axes import CONTEXT, HEADS, SHARD
 from autopar.nouns.graph import Graph
 from autopar.nouns.layout import LayoutError, alternatives, divisors

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from autopar.lowering.spread import BATCH_AXES
+from autopar.lowering.lowered import BATCH_AXES
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.sharding import DEFERRED, PARTIAL, WHOLE, Placement, Sharding, split
 
@@ -91,11 +91,6 @@ class Codes:
     def model_part(self, codes: Ints) -> Ints:
         """The same with all data axes whole."""
         return self.pack(np.where(self.batch, WHOLE_DIGIT, self.digits(codes)))
-
-    def stored_part(self, codes: Ints) -> Ints:
-        """The same with all axes of the batch whole that split nothing."""
-        digits = self.digits(codes)
-        return self.pack(np.where(self.batch & (digits < SPLIT_DIGIT), WHOLE_DIGIT, digits))
 
     def batch_part(self, codes: Ints) -> Ints:
         """The same with all model axes whole."""

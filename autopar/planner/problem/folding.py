@@ -13,15 +13,18 @@ import math
 from collections.abc import Mapping
 
 import numpy as np
+import numpy.typing as npt
 
-from autopar.lowering.spread import BATCH_AXES, MICROBATCH, entering_on
+from autopar.lowering.lowered import BATCH_AXES
+from autopar.lowering.spread import entering_on
+from autopar.nouns.axes import MICROBATCH
 from autopar.nouns.graph import DTYPE_BYTES, Graph, Op, Tensor
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import key
 from autopar.nouns.problem import FORBIDDEN
 from autopar.nouns.sharding import DEFERRED, WHOLE, Placement, Sharding, split
 from autopar.planner.problem.bindings import Bindings
-from autopar.planner.problem.codes import PARTIAL_DIGIT, WHOLE_DIGIT, Codes, Ints
+from autopar.planner.problem.codes import PARTIAL_DIGIT, SPLIT_DIGIT, WHOLE_DIGIT, Codes, Ints
 from autopar.planner.problem.ledger import Ledger
 from autopar.planner.problem.legal import Legal
 from autopar.planner.problem.move_prices import MovePrices
@@ -30,7 +33,7 @@ from autopar.planner.problem.op_tables import OpTable, op_table
 from autopar.pricing.prices import Prices
 from autopar.pricing.state_prices import StatePrices
 from autopar.rules.cut import BatchCut
-from autopar.rules.strategies import flows
+from autopar.rules.strategies import Strategy, flows
 
 Scope = str | None
 Readers = Mapping[str, list[tuple[Op, int]]]
@@ -48,15 +51,16 @@ def fold(
     even: bool = False,
     recompute: bool = False,
     experts: int | None = None,
+    rows: bool = False,
 ) -> Folded:
     """Builds the folded problem on ``mesh`` (with its ``microbatch`` axis in front, trimmed).
 
-    ``must_split``, ``even``, ``experts``: see `Legal`. ``recompute``: of a block's activations only
-    the inputs outlive a call.
+    ``must_split``, ``even``, ``experts``, ``rows``: see `Legal`. ``recompute``: of a block's
+    activations only the inputs outlive a call.
 
     Raises `NoStrategy` where the batch cannot be cut as the data axes ask.
     """
-    legal = Legal(mesh, cut, bindings, must_split, even, experts)
+    legal = Legal(mesh, cut, bindings, must_split, even, experts, rows)
     codes = Codes(mesh)
     ledger = Ledger(MovePrices(codes, prices), mesh.size(MICROBATCH))
     _Folding(graph, legal, state, ledger, recompute).run()
@@ -190,14 +194,29 @@ class _Folding:
     ) -> None:
         """A parameter with one reader is stored as its reader wants it.
 
-        One that joins a partial sum is stored whole and counts on the first rank alone.
+        One that joins a partial sum is stored whole and counts on the first rank alone. An axis of
+        the batch cuts it in storage where the op decides so, as experts are; one that has a dim of
+        the batch is whole, and a rank takes its piece.
         """
-        digits = self.codes.digits(self.codes.stored_part(wants))
+        usual = self._usual(node)
+        digits = self.codes.digits(wants)
+        digits = np.where(self.codes.batch & (usual | (digits < SPLIT_DIGIT)), WHOLE_DIGIT, digits)
         stored = self.codes.pack(np.where(digits == PARTIAL_DIGIT, WHOLE_DIGIT, digits))
         shardings, option_of = self._distinct(stored)
         node.costs = node.costs + self._state_prices(tensor, shardings, copies)[option_of]
         node.usages = node.usages + self._state_bytes(tensor, shardings, copies)[option_of]
         node.results[OWNED + key(scope, tensor.name)] = stored
+
+    def _usual(self, node: Node) -> npt.NDArray[np.bool_]:
+        """Of each strategy and axis whether it does there what follows from the batch."""
+        axes = self.mesh.axes
+        return np.array(
+            [
+                [isinstance(s, Strategy) and s.on(a) == node.usual.get(a, "") for a in axes]
+                for s in node.decisions
+            ],
+            bool,
+        ).reshape(len(node.decisions), len(axes))
 
     def _state_prices(self, tensor: Tensor, stored: list[Sharding], copies: int) -> Ints:
         return np.array([self.state.price(tensor, s) * copies for s in stored], np.int64)
@@ -225,7 +244,7 @@ class _Folding:
                 codes += self._table(scope, graph, op).wants[position].tolist()
         options = self.codes.model_part(np.unique(np.array(codes, np.int64)))
         ordered = self._ordered(options) + self._on_batch_axes(grad)
-        stored = [self.codes.sharding(c) for c in self.codes.stored_part(ordered).tolist()]
+        stored = [self.codes.sharding(c) for c in self.codes.model_part(ordered).tolist()]
         node = Node(
             key(scope, tensor.name),
             "parameter",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from autopar.lowering.spread import BATCH_AXES
-from autopar.nouns.axes import EXPERT, HEADS, MICROBATCH, SEQUENCES
+from autopar.lowering.lowered import BATCH_AXES
+from autopar.nouns.axes import CONTEXT, EXPERT, HEADS, MICROBATCH
 from autopar.nouns.graph import Graph, Op
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import key
@@ -29,7 +29,7 @@ class Legal:
     split everything else. (A batch split over ``tp`` is data parallelism without state sharding,
     which the data axes do better.) ``must_split``: products that a model axis can split are split.
     ``even``: all ranks get pieces of one size. ``experts``: ranks that the experts of a layer are
-    spread over; None: as many as is best.
+    spread over; None: as many as is best. ``rows``: ranks of ``cp`` keep to rows of attention.
     """
 
     mesh: Mesh
@@ -38,6 +38,7 @@ class Legal:
     must_split: bool = False
     even: bool = False
     experts: int | None = None
+    rows: bool = False
     _legal: dict[tuple[str | None, str], tuple[BoundRule, list[Strategy]]] = field(
         default_factory=dict
     )
@@ -60,7 +61,8 @@ class Legal:
     def _find(self, block: str | None, graph: Graph, op: Op) -> tuple[BoundRule, list[Strategy]]:
         bound = self.bindings.of(block, op, graph)
         where = key(block, op.name)
-        pinned = {a: self._on_batch_axis(a, block, op, bound) for a in self.batch_axes}
+        apart = any(key(block, name) in self.cut.apart for name in op.inputs)
+        pinned = {a: self._on_batch_axis(a, bound, where, apart) for a in self.batch_axes}
         legal = strategies(bound, self.mesh, any(flows(op, graph.tensors)[1]), pinned)
         if not legal:
             raise NoStrategy(
@@ -82,30 +84,19 @@ class Legal:
         return bound, legal
 
     def _on_batch_axis(
-        self, axis: str, block: str | None, op: Op, bound: BoundRule
+        self, axis: str, bound: BoundRule, where: str, apart: bool
     ) -> tuple[str, ...]:
-        """What follows from how the batch flows, and what may take its place."""
-        where = key(block, op.name)
+        """What follows from how the batch flows, and what may take its place. ``apart``: of pieces
+        that lie here and there, which nothing may put together."""
         usual = self.cut.on(axis).choices[where]
         if axis == MICROBATCH:
             return (usual,)
         others = alternatives(bound, axis, usual, self.cut.samples.choices[where])
-        if axis in SEQUENCES:
-            others = tuple(c for c in others if self._in_place(bound, block, op, usual, c))
-        rows = restricted(bound.rule).intersection(bound.splits(usual))
-        if axis == HEADS and others and rows:
+        if apart or (axis == CONTEXT and self.rows):
+            others = tuple(choice for choice in others if choice not in bound.factors)
+        if axis == HEADS and others and restricted(bound.rule).intersection(bound.splits(usual)):
             return tuple(choice for choice in others if choice in bound.factors)
         return others if axis == EXPERT and others else (usual, *others)
-
-    def _in_place(
-        self, bound: BoundRule, block: str | None, op: Op, usual: str, choice: str
-    ) -> bool:
-        """Whether ``choice`` leaves as they are all pieces that do not lie one behind the other."""
-        return all(
-            bound.operand_holder(i, usual) == bound.operand_holder(i, choice)
-            for i, name in enumerate(op.inputs)
-            if key(block, name) in self.cut.apart
-        )
 
     def usual(self, block: str | None, op: Op) -> Mapping[str, str]:
         """By batch axis what an op does there by how the batch flows."""

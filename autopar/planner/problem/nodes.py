@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from autopar.lowering.spread import BATCH_AXES, MICROBATCH
+from autopar.lowering.lowered import BATCH_AXES
+from autopar.nouns.axes import MICROBATCH
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Spread
 from autopar.nouns.problem import Problem

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autopar.lowering.spread import LoweredOp, Operand
+from autopar.lowering.lowered import LoweredOp, Operand
 from autopar.nouns.graph import Op, Tensor
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.sharding import Placement

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from autopar.lowering.spread import LoweredOp
+from autopar.lowering.lowered import LoweredOp
 from autopar.nouns.graph import DTYPE_BYTES, Tensor
 from autopar.nouns.mesh import Mesh
 from autopar.rules.work import kept_bytes

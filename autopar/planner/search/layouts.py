@@ -8,25 +8,28 @@ and pipelines beside them (`autopar.planner.staged.pipelines`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from autopar.nouns.axes import EXPERT, HEADS, SEQUENCES
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.errors import UserError
 from autopar.nouns.layout import LayoutError, divisors
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.text.cluster import devices_text
-from autopar.planner.ask.candidates import Candidate, candidates
+from autopar.planner.ask.candidates import Candidate, Sharing, candidates
 from autopar.planner.ask.question import Answer, Outcome, Question
 from autopar.planner.ask.selections import orders, parts
 from autopar.planner.problem.solving import Solver
 from autopar.planner.search.one_stage import OneStage
-from autopar.planner.solve.alarms import Alarms
+from autopar.planner.solve.alarms import Alarms, sentences
 from autopar.planner.solve.solved import Solved, solve
-from autopar.planner.solve.standings import Standings, compared, too_big
+from autopar.planner.solve.standings import Standings, Steps, compared, drop, lose, no_plan
+from autopar.planner.staged.in_full import settled
 from autopar.planner.staged.pipelines import Pipelines
 from autopar.pricing.utilization import cluster_peak_s
 
+SHARED = (EXPERT, *SEQUENCES)
 AS_FAST = 1.01
 """Step times this close are equal to a reader; the model's own error is larger. Between such, a
 plan of one stage is taken."""
@@ -48,7 +51,7 @@ def search_plan(question: Question, progress: Progress = lambda _: None) -> Outc
 
     def tried(cluster: Cluster) -> bool:
         """False: the user has stopped the search."""
-        best_s = min((outcome.best.time.total_s for outcome in outcomes), default=float("inf"))
+        best_s = min((one.best.priced.time.total_s for one in outcomes), default=float("inf"))
         if cluster_peak_s(question.graph, cluster) >= best_s:
             return True
         devices = devices_text(cluster.groups)
@@ -66,7 +69,7 @@ def search_plan(question: Question, progress: Progress = lambda _: None) -> Outc
         return outcomes[-1].lower_bound_s > 0
 
     going = all(map(tried, parts(question.cluster)))
-    if going and outcomes and compared(outcomes).best.stages:
+    if going and outcomes and compared(outcomes).best.decided.stages:
         going = all(map(tried, orders(compared(outcomes).cluster)))
     if going and all(outcome.cluster.idle for outcome in outcomes):
         all(map(tried, orders(question.cluster)))  # all devices fit in another order, maybe
@@ -76,16 +79,15 @@ def search_plan(question: Question, progress: Progress = lambda _: None) -> Outc
 
 
 def _search(question: Question, progress: Progress) -> Outcome:
-    if (question.pins.pp or 1) > 1:
-        return _search_pinned(question, progress)
+    """Of one cluster, with its groups in this order."""
+    pp, devices = question.pins.pp or 1, question.cluster.device_count
+    if devices % pp:
+        raise LayoutError(f"--fix pp={pp} makes equal groups of devices, and there are {devices}")
+    listed = question.legal(candidates(devices // pp, question.batch, question.pins))
     solver = Solver(question.searcher, progress, question.verbose)
-    standings = Standings(Alarms.of(question))
-    alone = OneStage(question, solver, standings)
-    devices = question.cluster.device_count
-    listed = question.legal(candidates(devices, question.batch, question.pins))
-    families = _by_degree(listed)
+    alone, now = OneStage(question, solver), Standings(Alarms.of(question))
+    families = _by_degree(listed) if pp == 1 else {}
     firsts: list[Solved] = []
-    tried = 0
     try:
         for family in families.values():
             first = solve(question, family[0], solver)
@@ -93,98 +95,124 @@ def _search(question: Question, progress: Progress) -> Outcome:
                 firsts.append(first)
             solver.check()
         firsts.sort(key=lambda s: s.bound_s)
-        # Ranks that all do the same are for where nothing else fits.
-        repeating = [first for first in firsts if first.repeats]
-        for group in ([first for first in firsts if not first.repeats], repeating):
-            for first in group:
-                family = families[first.candidate.model]
-                tried += alone.try_family(first, family)
-            if standings.best is not None:
-                break
-        best = None if standings.best is None else alone.refined(standings.best)
-        lower_bound_s = min(first.bound_s for first in firsts) if firsts else float("inf")
-        degrees = _pipeline_degrees(question)
-        if degrees:
-            standings.best = best
-            pipelines = Pipelines(question, solver, standings)
-            pipelines.search(degrees, firsts)
-            tried += pipelines.tried
-            lower_bound_s = min(lower_bound_s, pipelines.bound_s)
-            if standings.best is not None and standings.best.stages:
-                cut = pipelines.settled(standings.best)
-                if standings.alarms.sound(cut):
-                    pass
-                elif best is None or cut.time.total_s * AS_FAST < best.time.total_s:
-                    best = cut
-                else:
-                    standings.lose(cut)
-        if best is None:
-            standings.alarms.raise_first()
-            raise too_big(standings, question.cluster, len(listed))
-        lower_bound_s = min(lower_bound_s, best.time.total_s)
+        now = replace(now, bound_s=min((first.bound_s for first in firsts), default=now.bound_s))
+        for step in _steps(alone, firsts, families, now):
+            now = step
+        if now.best is None:
+            raise no_plan(question, now, len(listed))
+        best, lower_bound_s = now.best, min(now.bound_s, now.best.priced.time.total_s)
     except KeyboardInterrupt:
-        best = _best_so_far(alone, firsts)
-        lower_bound_s = 0.0  # what has not been looked at could be anything
+        now = _best_so_far(alone, firsts, now)
+        if now.best is None:
+            raise
+        solver.tell("stopped: this is the best layout so far; its lower bound is not known")
+        best, lower_bound_s = now.best, 0.0  # what has not been looked at could be anything
     return Outcome(
         best=best,
         lower_bound_s=lower_bound_s,
-        runners_up=standings.runners_up(best),
-        tried=tried,
+        runners_up=now.runners_up(best),
+        tried=now.tried,
         cluster=question.cluster,
-        alarms=standings.alarms.lines,
+        alarms=sentences(now.dropped),
     )
+
+
+def _share(alone: OneStage, firsts: Sequence[Solved], now: Standings) -> Steps:
+    """Tries candidates whose ranks share sequences or experts, where they may be faster than the
+    best plan.
+
+    Fewer that share, or as many with samples and experts of their own, compute as much in larger
+    pieces and move less of activations, so their bound is one for these too.
+    """
+    question = alone.question
+    devices = question.cluster.device_count
+    every = candidates(devices, question.batch, question.pins, question.sharing.within(devices))
+    families = _by_degree(question.legal(every))
+    known = {first.candidate.model: first.bound_s for first in firsts}
+    for model in sorted(families, key=lambda mesh: mesh.ways(SHARED)):
+        if model in known:
+            continue
+        less = [bound for one, bound in known.items() if _shares_less(one, model)]
+        if max(less, default=0.0) >= now.best_s:
+            continue
+        solved = solve(question, families[model][0], alone.solver)
+        if solved is not None:
+            known[model] = solved.bound_s
+            now = replace(now, bound_s=min(now.bound_s, solved.bound_s))
+            now = yield from alone.try_family(solved, families[model], now)
+        alone.solver.check()
+    return now
+
+
+def _shares_less(one: Mesh, other: Mesh) -> bool:
+    """On the same model axes, and by rows alone."""
+    alike = one.without(SHARED) == other.without(SHARED) and one.size(HEADS) == 1
+    ways = ((one.ways(axes), other.ways(axes)) for axes in ((EXPERT,), SEQUENCES))
+    return alike and all(more % less == 0 for less, more in ways)
+
+
+def _shared_by(question: Question, best: Answer | None) -> Sharing:
+    """What ranks of pipelines share: as in the best plan of one stage, where there is one."""
+    if best is None:
+        return question.sharing
+    model = best.decided.candidate.model
+    along, experts = model.ways(SEQUENCES), model.size(EXPERT)
+    return Sharing((along,) * (along > 1), (experts,) * (experts > 1), question.sharing.near)
+
+
+def _steps(
+    alone: OneStage,
+    firsts: Sequence[Solved],
+    families: Mapping[Mesh, Sequence[Candidate]],
+    now: Standings,
+) -> Steps:
+    """Plans of one stage, then of several beside them. Ranks that all do the same are for where
+    nothing else fits."""
+    question = alone.question
+    for repeats in (False, True):
+        for first in firsts if now.best is None else ():
+            if first.repeats == repeats:
+                now = yield from alone.try_family(first, families[first.candidate.model], now)
+    if (question.pins.pp or 1) == 1:
+        now = yield from _share(alone, firsts, now)
+    if now.best is not None:
+        now = alone.refined(now.best, now)
+        yield now
+    one_stage = now.best
+    pipelines = Pipelines(question, alone.solver, _shared_by(question, one_stage))
+    now = yield from pipelines.search(_pipeline_degrees(question), firsts, now)
+    now = _settled(question, one_stage, now)
+    yield now
+    return now
 
 
 def _pipeline_degrees(question: Question) -> list[int]:
-    """Numbers of pipeline ranks beside 1 that may be tried where none is pinned."""
-    if question.pins.pp is not None or question.framework == "jax":
-        return []
-    return divisors(question.cluster.device_count)[1:]
+    """Numbers of pipeline ranks beside 1 that may be tried."""
+    if question.pins.pp is not None:
+        return [question.pins.pp] if question.pins.pp > 1 else []
+    return [] if question.framework == "jax" else divisors(question.cluster.device_count)[1:]
 
 
-def _search_pinned(question: Question, progress: Progress) -> Outcome:
-    """The fastest plan of ``question.pins.pp`` pipeline ranks."""
-    pp, devices = question.pins.pp or 1, question.cluster.device_count
-    if devices % pp:
-        raise LayoutError(f"--fix pp={pp} makes equal groups of devices, and there are {devices}")
-    listed = question.legal(candidates(devices // pp, question.batch, question.pins))
-    standings = Standings(Alarms.of(question))
-    pipelines = Pipelines(
-        question, Solver(question.searcher, progress, question.verbose), standings
-    )
-    pipelines.search([pp], [])
-    if standings.best is None:
-        standings.alarms.raise_first()
-        if standings.tightest is None:
-            raise LayoutError(
-                f"--fix pp={pp}: {pipelines.refused or 'the model cannot be split so'}"
-                "; take fewer ranks, or less of interleave"
-            )
-        raise too_big(standings, question.cluster, len(listed))
-    best = pipelines.settled(standings.best)
-    if standings.alarms.sound(best):
-        standings.alarms.raise_first()
-    return Outcome(
-        best=best,
-        lower_bound_s=min(pipelines.bound_s, best.time.total_s),
-        runners_up=standings.runners_up(best),
-        tried=pipelines.tried,
-        cluster=question.cluster,
-        alarms=standings.alarms.lines,
-    )
+def _settled(question: Question, one_stage: Answer | None, now: Standings) -> Standings:
+    """Where the best is a pipeline, its full price decides against that of one stage."""
+    if now.best is None or not now.best.decided.stages:
+        return now
+    cut, back = settled(question, now.best.decided), replace(now, best=one_stage)
+    if now.alarms.on(cut):
+        return drop(back, cut)
+    if cut.priced.time.total_s * AS_FAST < back.best_s or one_stage is None:
+        return replace(now, best=cut)
+    return lose(back, cut)
 
 
-def _best_so_far(alone: OneStage, firsts: list[Solved]) -> Answer:
-    """The best layout among what had been solved when the user stopped the search."""
-    standings = alone.standings
+def _best_so_far(alone: OneStage, firsts: Sequence[Solved], now: Standings) -> Standings:
+    """With the best layout among what had been solved when the user stopped the search."""
     for first in sorted(firsts, key=lambda s: s.solution.cost):
-        if standings.best is not None:
+        if now.best is not None:
             break
-        alone.try_layouts(first)
-    if standings.best is None:
-        raise KeyboardInterrupt
-    alone.solver.tell("stopped: this is the best layout so far; its lower bound is not known")
-    return standings.best if standings.best.stages else alone.as_layout(standings.best)
+        for step in alone.tried(first, alone.answers(first), now):
+            now = step
+    return now
 
 
 def _by_degree(listed: list[Candidate]) -> dict[Mesh, list[Candidate]]:

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 
 from autopar.nouns.recompute import COMPUTE, FULL, SELECTIVE, Recompute, policies
 from autopar.planner.ask.candidates import Candidate, StateLayout, layouts, offloaded
-from autopar.planner.ask.question import Answer, Question, Sharded
+from autopar.planner.ask.question import Answer, Question
 from autopar.planner.problem.solving import Solver
-from autopar.planner.solve.solved import Solved, lowered_of, solve, state_of
-from autopar.planner.solve.standings import Standings, order
+from autopar.planner.solve.solved import Charged, Solved, solve, state_of
+from autopar.planner.solve.standings import Standings, Steps, beat, drop, offers, order
 from autopar.planner.staged.lightening import lightest
 from autopar.pricing.memory import overhead
 from autopar.pricing.offload import streamed_s
@@ -28,64 +28,68 @@ AGREED = 0.01
 
 @dataclass(frozen=True, slots=True)
 class OneStage:
-    """What is asked, who solves it, and what it is offered to."""
+    """What is asked and who solves it."""
 
     question: Question
     solver: Solver
-    standings: Standings
 
-    def try_family(self, first: Solved, family: list[Candidate]) -> int:
-        """Adds microbatches until memory does not bind or the bound loses; returns how many."""
-        for tried, candidate in enumerate(family):
+    def try_family(self, first: Solved, family: Sequence[Candidate], now: Standings) -> Steps:
+        """Adds microbatches until memory does not bind or the bound loses."""
+        for candidate in family:
             again = candidate != first.candidate
             solved = solve(self.question, candidate, self.solver) if again else first
-            if solved is None:
-                continue
-            if self.standings.beats(solved.bound_s):
-                self.standings.beaten_by_bound(candidate, solved.bound_s)
-                return tried
-            self.solver.tell(f"{candidate.name}: bound {solved.bound_s * 1e3:.4g} ms")
-            enough = self.try_layouts(solved)
+            roomy = False
+            if solved is not None:
+                if solved.bound_s >= now.best_s:
+                    now = beat(now, candidate, solved.bound_s)
+                    yield now
+                    break
+                self.solver.tell(f"{candidate.name}: bound {solved.bound_s * 1e3:.4g} ms")
+                answers = self.answers(solved)
+                now = yield from self.tried(solved, answers, now)
+                roomy = _fits(min(answers, key=order))
+            now = replace(now, tried=now.tried + 1)
+            yield now
             self.solver.check()
-            if enough:
-                return tried + 1
-        return len(family)
+            if roomy:  # the fastest layout fits, so more microbatches cannot help
+                break
+        return now
 
-    def try_layouts(self, solved: Solved) -> bool:
-        """Every state sharding of a solved candidate, by simulation; squeezes where none fits.
+    def answers(self, solved: Solved) -> list[Answer]:
+        """Every state sharding of a solved candidate, by simulation."""
+        pins, framework = self.question.pins, self.question.framework
+        candidate = solved.candidate
+        listed = layouts(candidate.data, pins, policies(framework), candidate.model)
+        every = [self._answer(solved, layout) for layout in listed]
+        if pins.recompute is None and framework == "torch":
+            every += self._lightened(solved, every)
+        return every
 
-        True where memory did not bind: the fastest layout fits, so more microbatches cannot help.
-        """
-        question = self.question
-        answers = [
-            self._answer(solved, layout)
-            for layout in layouts(
-                solved.candidate.data,
-                self.question.pins,
-                policies(self.question.framework),
-                solved.candidate.model,
-            )
-        ]
-        if question.pins.recompute is None and question.framework == "torch":
-            answers += self._lightened(solved, answers)
-        for answer in answers:
-            self.standings.offer(answer)
-        fit = any(answer.memory.fits for answer in answers)
-        if fit and min(answers, key=order).memory.fits:
-            return True
+    def tried(self, solved: Solved, answers: Sequence[Answer], now: Standings) -> Steps:
+        """Offers ``answers``. Where the fastest does not fit, it is squeezed, and what may then be
+        faster than the best plan has the optimizer's state offloaded."""
+        now, squeezed = (yield from offers(now, answers)), list[Answer]()
+        fit = any(map(_fits, answers))
+        if fit and _fits(min(answers, key=order)):
+            return now
         if fit:
-            self._squeeze_faster(solved, answers)
-        fit = fit or self._squeezed(solved, answers)
-        if question.offloads:
-            relieved = self._offloaded(solved, answers)
-            if not (fit or any(answer.memory.fits for answer in relieved)):
-                self._squeezed(solved, relieved)
-        return False
+            now = yield from self._squeeze_faster(solved, answers, now)
+        else:
+            squeezed = self._squeeze(solved, answers)
+            now = yield from offers(now, squeezed)
+        relieved: list[Answer] = []
+        for answer in answers if self.question.offloads else ():
+            if self._relieves(solved, answer, now):
+                relieved.append(self._answer(solved, offloaded(answer.decided.layout)))
+                now = yield from offers(now, relieved[-1:])
+        if relieved and not (fit or squeezed or any(map(_fits, relieved))):
+            now = yield from offers(now, self._squeeze(solved, relieved))
+        return now
 
     def _lightened(self, solved: Solved, answers: Sequence[Answer]) -> list[Answer]:
         """What fits where all blocks recompute and not where they keep products, with as few blocks
         that recompute as memory asks for."""
-        fits = {answer.layout: answer.memory.fits for answer in answers}
+        fits = {answer.decided.layout: _fits(answer) for answer in answers}
         device, made = self.question.cluster.device, []
         for layout, fitting in fits.items():
             heavy, lighter = layout.recompute, replace(layout, recompute=Recompute(SELECTIVE))
@@ -96,93 +100,79 @@ class OneStage:
                     made.append(self._answer(solved, replace(layout, recompute=recompute)))
         return made
 
-    def _squeeze_faster(self, solved: Solved, answers: Sequence[Answer]) -> None:
+    def _squeeze_faster(self, solved: Solved, answers: Sequence[Answer], now: Standings) -> Steps:
         """Of each recomputation that does not fit and would be faster than the best plan, offers
         the tightest layout squeezed: other shardings may take less time than to recompute more."""
         tightest: dict[Recompute, Answer] = {}
-        for answer in sorted(answers, key=lambda a: a.memory.total):
-            tightest.setdefault(answer.layout.recompute, answer)
+        for answer in sorted(answers, key=_needed):
+            tightest.setdefault(answer.decided.layout.recompute, answer)
         for answer in tightest.values():
-            if not answer.memory.fits and not self.standings.beats(answer.time.total_s):
-                squeezed = self._squeeze(solved, answer)
-                if squeezed is not None:
-                    self.standings.offer(squeezed)
+            if not _fits(answer) and answer.priced.time.total_s < now.best_s:
+                now = yield from offers(now, self._squeeze(solved, [answer]))
+        return now
 
-    def _squeezed(self, solved: Solved, answers: Sequence[Answer]) -> bool:
-        """Offers the tightest of ``answers`` squeezed; whether that fits."""
-        for tightest in sorted(answers, key=lambda a: a.memory.total)[:1]:
-            squeezed = self._squeeze(solved, tightest)
-            if squeezed is not None:
-                self.standings.offer(squeezed)
-                return True
-        return False
-
-    def _offloaded(self, solved: Solved, answers: Sequence[Answer]) -> list[Answer]:
-        """What does not fit and would be faster than the best plan, with the optimizer's state in
-        host memory: that never takes less time, and frees no more than that state. Offers all."""
-        device, made = self.question.cluster.device, []
+    def _relieves(self, solved: Solved, answer: Answer, now: Standings) -> bool:
+        """Whether an answer that does not fit may be faster than the best plan with the optimizer's
+        state in host memory: that never takes less time, and frees no more than that state."""
+        memory, device = answer.priced.memory, self.question.cluster.device
         share, _ = overhead(solved.summary.packages, device)
-        for answer in answers:
-            memory = answer.memory
-            freed = (1 + share) * memory.optimizer
-            late_s = streamed_s(device, memory.optimizer, self.question.optimizer)
-            hopeless = memory.total - freed > memory.limit
-            if memory.fits or (hopeless and self.standings.best is not None):
-                continue
-            if not self.standings.beats(answer.time.total_s + late_s):
-                made.append(self._answer(solved, offloaded(answer.layout)))
-                self.standings.offer(made[-1])
-        return made
+        late_s = streamed_s(device, memory.optimizer, self.question.optimizer)
+        hopeless = memory.total - (1 + share) * memory.optimizer > memory.limit
+        if memory.fits or (hopeless and now.best is not None):
+            return False
+        return answer.priced.time.total_s + late_s < now.best_s
 
-    def _squeeze(self, solved: Solved, tightest: Answer) -> Answer | None:
+    def _squeeze(self, solved: Solved, answers: Sequence[Answer]) -> list[Answer]:
         """Solves again with a price on memory, so that the tightest layout may fit after all."""
-        layout, memory = tightest.layout, tightest.memory
+        tightest = min(answers, key=_needed)
+        charged, memory = Charged(tightest.decided.layout, 1.0), tightest.priced.memory
         over = memory.total - memory.limit
         if over > memory.activations or over <= 0:  # or the host's memory is what is short
-            return None
-        free = solve(self.question, solved.candidate, self.solver, layout, 1.0)
-        if free is None:
-            return None
+            return []
+        again = solve(self.question, solved.candidate, self.solver, charged)
+        held = 0 if again is None else again.solution.peak
         for share in (1.05, 1.5, 2.5):
-            limit = int(free.solution.peak - share * over)
+            limit = int(held - share * over)
             if limit <= 0:
-                return None
-            again = solve(self.question, solved.candidate, self.solver, layout, 1.0, limit)
+                break
+            again = solve(self.question, solved.candidate, self.solver, charged, limit)
             if again is None:
-                return None
-            answer = self._answer(again, layout)
-            if answer.memory.fits:
-                return answer
-        return None
+                break
+            answer = self._answer(again, charged.layout)
+            if _fits(answer):
+                return [answer]
+        return []
 
     def _answer(self, solved: Solved, layout: StateLayout) -> Answer:
         state = state_of(self.question, layout, solved.candidate)
         priced = price(solved.model, state, layout.recompute)
-        solution = solved.solution
-        decided = Sharded(
-            solved.candidate, layout, solved.spread, solved.lowered, solution, solution.cost, 0.0
-        )
-        return decided.priced(priced.time, priced.memory)
+        return Answer(solved.decided(solved.candidate, layout), priced)
 
-    def refined(self, answer: Answer) -> Answer:
-        """Prices data traffic at what its price left exposed, until objective and time agree."""
-        best = self.as_layout(answer)
-        exposed = answer.time.exposed_share
+    def refined(self, best: Answer, now: Standings) -> Standings:
+        """``now`` with ``best`` solved again: data traffic at what its price left exposed, until
+        objective and time agree."""
+        candidate, layout = best.decided.candidate, best.decided.layout
+        exposed = best.priced.time.exposed_share
         for _ in range(REFINEMENTS):
-            solved = solve(self.question, answer.candidate, self.solver, answer.layout, exposed)
+            charged = Charged(layout, exposed)
+            solved = solve(self.question, candidate, self.solver, charged)
             if solved is None:
                 break
-            again = replace(self._answer(solved, answer.layout), exposed=exposed)
-            faster = again.memory.fits and again.time.total_s <= best.time.total_s
-            if faster and not self.standings.alarms.sound(again):
-                best = again
-            if abs(again.time.exposed_share - exposed) < AGREED:
+            again = self._answer(solved, layout)
+            if _fits(again) and again.priced.time.total_s <= best.priced.time.total_s:
+                if now.alarms.on(again):
+                    now = drop(now, again)
+                else:
+                    best = again
+            exposed = again.priced.time.exposed_share
+            if abs(exposed - charged.exposed) < AGREED:
                 break
-            exposed = again.time.exposed_share
-        return best
+        return replace(now, best=best)
 
-    def as_layout(self, answer: Answer) -> Answer:
-        """The same decisions on the mesh of the chosen layout (the search used one data axis)."""
-        spread = replace(answer.spread, mesh=answer.layout.mesh(answer.candidate.model))
-        lowered = lowered_of(self.question, spread, answer.candidate)
-        return replace(answer, spread=spread, lowered=lowered)
+
+def _fits(answer: Answer) -> bool:
+    return answer.priced.memory.fits
+
+
+def _needed(answer: Answer) -> int:
+    return answer.priced.memory.total

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from autopar.cost_models.physics import Impossible, broken
+from autopar.cost_models.physics import broken
 from autopar.planner.ask.question import Answer, Question
-from autopar.planner.ask.sentences import layout_text
 from autopar.pricing.bounds import layout_bounds, state_bytes
 from autopar.pricing.utilization import cluster_peak_s
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Alarms:
-    """Looks at every answer of a search, and remembers what it drops.
+    """What every answer of a search is held against.
 
     at_peak_s: seconds of the model's arithmetic on all devices at their peaks.
     least:     bytes that each device has of the model at least, by part, in a plan of one stage.
-    dropped:   layouts by what cannot be of them.
     """
 
     at_peak_s: float
     least: Mapping[str, float]
-    dropped: dict[str, list[str]] = field(default_factory=dict)
 
     @staticmethod
     def of(question: Question) -> Alarms:
@@ -34,27 +31,19 @@ class Alarms:
             {"parameters": stored / devices, "gradients": trained / devices},
         )
 
-    def sound(self, answer: Answer) -> bool:
-        """Whether some figure of ``answer`` cannot be."""
+    def on(self, answer: Answer) -> str:
+        """What of the figures of ``answer`` cannot be; empty where nothing stands against them."""
         # Ranks of a pipeline differ: `piped` has looked at them together.
-        least = {} if answer.stages else self.least
-        bounds = layout_bounds(answer.time, answer.memory, self.at_peak_s, least)
-        alarm = answer.alarm or broken(bounds)
-        if alarm:
-            self.dropped.setdefault(alarm, []).append(layout_text(answer))
-        return bool(alarm)
+        priced, least = answer.priced, {} if answer.decided.stages else self.least
+        bounds = layout_bounds(priced.time, priced.memory, self.at_peak_s, least)
+        return priced.alarm or broken(bounds)
 
-    @property
-    def lines(self) -> tuple[str, ...]:
-        """A sentence for each kind of alarm."""
-        return tuple(
-            f"{len(layouts)} {'layout was' if len(layouts) == 1 else 'layouts were'} left out, "
-            f"the first {layouts[0]}: {alarm}. This is a defect of the price; please report it "
-            "with the model, the cluster file and the command."
-            for alarm, layouts in self.dropped.items()
-        )
 
-    def raise_first(self) -> None:
-        """Raises `Impossible` where an alarm sounded: for when no other layout is left."""
-        for line in self.lines:
-            raise Impossible(f"internal error: no layout is left. {line}")
+def sentences(dropped: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+    """One for each kind of alarm; ``dropped``: layouts by what cannot be of them."""
+    return tuple(
+        f"{len(layouts)} {'layout was' if len(layouts) == 1 else 'layouts were'} left out, "
+        f"the first {layouts[0]}: {alarm}. This is a defect of the price; please report it "
+        "with the model, the cluster file and the command."
+        for alarm, layouts in dropped.items()
+    )

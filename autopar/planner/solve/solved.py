@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from autopar.lowering.spread import MICROBATCH, Lowered, lower
+from autopar.lowering.lowered import Lowered
+from autopar.lowering.spread import lower
+from autopar.nouns.axes import MICROBATCH
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Spread
 from autopar.nouns.problem import NoFeasibleAnswer, Solution
 from autopar.nouns.recompute import KEEP_ALL
 from autopar.planner.ask.candidates import Candidate, StateLayout
-from autopar.planner.ask.question import Question
+from autopar.planner.ask.question import Decided, Question
 from autopar.planner.problem.folding import fold
 from autopar.planner.problem.legal import NoStrategy
 from autopar.planner.problem.nodes import Folded
@@ -24,9 +26,28 @@ from autopar.pricing.summary import Summary, summarise
 from autopar.rules.strategies import DEFER, NOTHING, PASS_PARTIAL, Strategy
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
+class Charged:
+    """What a problem charges for the model state of a layout: ``exposed`` is the share of its
+    traffic that compute does not hide."""
+
+    layout: StateLayout
+    exposed: float
+
+
+def hidden(data: int) -> Charged:
+    """What bounds every layout of ``data`` ranks from below: on one data axis they share the
+    optimizer's step, no block runs again, and all traffic of state is hidden."""
+    return Charged(StateLayout(1, data, 1, KEEP_ALL), 0.0)
+
+
+@dataclass(frozen=True, slots=True)
 class Solved:
-    """A candidate's optimum with hidden traffic."""
+    """A candidate's optimum.
+
+    spread: on the data axes of the layout that was charged; `decided` puts it on another's.
+    model:  prices every layout of the candidate.
+    """
 
     candidate: Candidate
     folded: Folded
@@ -34,9 +55,11 @@ class Solved:
     spread: Spread
     model: CutModel
 
-    @property
-    def lowered(self) -> Lowered:
-        return self.model.lowered
+    def decided(self, candidate: Candidate, layout: StateLayout) -> Decided:
+        """Its decisions for a candidate of the same model axes and samples in a microbatch: what
+        splits an op depends neither on data axes nor on how often it runs."""
+        spread = replace(self.spread, mesh=layout.mesh(candidate.model))
+        return Decided(candidate, layout, spread, self.solution.found_by)
 
     @property
     def summary(self) -> Summary:
@@ -56,22 +79,24 @@ def solve(
     question: Question,
     candidate: Candidate,
     solver: Solver,
-    layout: StateLayout | None = None,
-    exposed: float = 0.0,
+    charged: Charged | None = None,
     usage_limit: int | None = None,
     must_split: bool = False,
 ) -> Solved | None:
     """The best sharding of all ops for a candidate; None where the model cannot be cut so.
 
+    ``charged``: None for what is `hidden`, so that the optimum is a bound.
+
     A model so small that tensor parallelism costs more than it saves would leave the tp ranks with
     the same work; such an answer is replaced by the best one that splits the products.
     """
-    chosen = layout or StateLayout(1, candidate.data, 1 if candidate.data > 1 else 0, KEEP_ALL)
-    mesh = chosen.mesh(candidate.model)
+    charged = charged or hidden(candidate.data)
+    layout = charged.layout
+    mesh = layout.mesh(candidate.model)
     full = Mesh((MICROBATCH, *mesh.axes), (candidate.microbatches, *mesh.sizes)).trimmed()
     works = solver.bindings.works
     prices = Prices(question.cluster, full, question.precision, question.fusion, works=works)
-    state = StatePrices(question.cluster, state_of(question, chosen, candidate), exposed)
+    state = StatePrices(question.cluster, state_of(question, layout, candidate), charged.exposed)
     try:
         folded = fold(
             question.graph,
@@ -83,29 +108,30 @@ def solve(
             usage_limit,
             must_split,
             not question.uneven,
-            chosen.recompute.runs_again,
+            layout.recompute.runs_again,
             # One rank alone is no candidate, but what a sample takes at least.
             question.pins.ep if candidate.ranks > 1 else None,
+            question.pins.cp_ring is not None,
         )
         solution = solver(folded.problem, candidate.name, limited=usage_limit is not None)
     except (NoStrategy, NoFeasibleAnswer):
         return None
     spread = replace(folded.spread(solution.choice.tolist()), mesh=mesh)
     if idle_axes(spread) and not must_split:
-        return solve(question, candidate, solver, layout, exposed, usage_limit, True)
-    lowered = lowered_of(question, spread, candidate)
+        return solve(question, candidate, solver, charged, usage_limit, True)
+    lowered = lower(
+        question.graph, spread, candidate.microbatches, question.cuts.of(candidate.model)
+    )
     summary = summarise(lowered, prices, question.framework)
     model = CutModel(Cuts.of(lowered), summary, prices, question.framework)
     return Solved(candidate, folded, solution, spread, model)
 
 
-def lowered_of(question: Question, spread: Spread, candidate: Candidate) -> Lowered:
-    return lower(
-        question.graph,
-        spread,
-        candidate.microbatches,
-        question.cuts.of(candidate.model),
-    )
+def lowered_of(question: Question, decided: Decided) -> Lowered:
+    """What follows from the decisions."""
+    candidate = decided.candidate
+    cut = question.cuts.of(candidate.model)
+    return lower(question.graph, decided.spread, candidate.microbatches, cut)
 
 
 def state_of(question: Question, layout: StateLayout, candidate: Candidate) -> StateSharding:

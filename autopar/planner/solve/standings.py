@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from autopar.cost_models.physics import Impossible
 from autopar.nouns.axes import PIPELINE
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.errors import DoesNotFit
+from autopar.nouns.layout import LayoutError
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.offload import OFFLOAD
 from autopar.nouns.plan import RunnerUp
 from autopar.nouns.recompute import POLICIES
 from autopar.nouns.text.cluster import devices_text
 from autopar.planner.ask.candidates import Candidate
-from autopar.planner.ask.question import Answer, Outcome
+from autopar.planner.ask.question import Answer, Decided, Outcome, Question
 from autopar.planner.ask.sentences import layout_text, short_text, size_text
-from autopar.planner.solve.alarms import Alarms
+from autopar.planner.solve.alarms import Alarms, sentences
 
 RUNNERS_UP = 6
 NOTABLE = 0.01
@@ -26,86 +28,125 @@ Family = tuple[int, Mesh, int, str, str]
 """(pp, tp, ZeRO level, recompute, offload): of each family the best loser is told."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Standings:
-    """What the search has seen."""
+    """What a search has seen so far; each step of it gives the next.
+
+    tried:   candidates, and shapes of pipelines, that were looked at.
+    bound_s: no plan that is looked at takes less.
+    refused: why the first pipeline that could not be could not.
+    dropped: layouts by what of their figures cannot be.
+    """
 
     alarms: Alarms
     best: Answer | None = None
     tightest: Answer | None = None
-    _lost: dict[Family, RunnerUp] = field(default_factory=dict)
-    _too_big: dict[Family, RunnerUp] = field(default_factory=dict)
-    _beaten: dict[tuple[int, Mesh], RunnerUp] = field(default_factory=dict)
+    tried: int = 0
+    bound_s: float = float("inf")
+    refused: str = ""
+    dropped: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    lost: Mapping[Family, RunnerUp] = field(default_factory=dict)
+    too_big: Mapping[Family, RunnerUp] = field(default_factory=dict)
+    beaten: Mapping[tuple[int, Mesh], RunnerUp] = field(default_factory=dict)
 
-    def beats(self, bound_s: float) -> bool:
-        """The best so far is no slower than anything with this lower bound."""
-        return self.best is not None and bound_s >= self.best.time.total_s
-
-    def offer(self, answer: Answer) -> None:
-        """Ranks an answer: the best, a loser, or one that does not fit; none that cannot be."""
-        if self.alarms.sound(answer):
-            return
-        if not answer.memory.fits:
-            self._does_not_fit(answer)
-            return
-        before = self.best
-        if before is None or order(answer) < order(before):
-            self.best, answer = answer, before or answer
-        if answer is not self.best:
-            self.lose(answer)
-
-    def lose(self, answer: Answer) -> None:
-        """Remembers an answer that fits and is not the best."""
-        known = self._lost.get(family(answer))
-        if known is None or answer.time.total_s < known.step_time_s:
-            self._lost[family(answer)] = _runner_up(answer, "")
-
-    def _does_not_fit(self, answer: Answer) -> None:
-        if self.tightest is None or answer.memory.total < self.tightest.memory.total:
-            self.tightest = answer
-        known = self._too_big.get(family(answer))
-        if known is None or answer.memory.total < known.memory_bytes:
-            self._too_big[family(answer)] = _runner_up(
-                answer, f"does not fit by {short_text(answer.memory)}"
-            )
-
-    def beaten_by_bound(self, candidate: Candidate, bound_s: float, pp: int = 1) -> None:
-        """Remembers a candidate that no layout can save."""
-        piped = {PIPELINE: pp} if pp > 1 else {}
-        self._beaten.setdefault(
-            (pp, candidate.model),
-            RunnerUp(
-                degrees={"dp": candidate.data, **candidate.model.degrees, **piped},
-                zero=None,
-                recompute=None,
-                microbatches=candidate.microbatches,
-                step_time_s=bound_s,
-                memory_bytes=0,
-                reason="cannot win: the time is its lower bound, all data traffic hidden",
-            ),
-        )
+    @property
+    def best_s(self) -> float:
+        """Seconds of a step of the best so far."""
+        return float("inf") if self.best is None else self.best.priced.time.total_s
 
     def runners_up(self, winner: Answer) -> tuple[RunnerUp, ...]:
         """The best of each family that lost, with why: first what fits, each part fastest first."""
-        lost = {f: r for f, r in self._lost.items() if f != family(winner)}
+        own = family(winner.decided)
+        lost = {f: r for f, r in self.lost.items() if f != own}
         fits = [replace(r, reason=_behind(r, winner)) for r in lost.values()]
-        big = [r for f, r in self._too_big.items() if f not in lost and f != family(winner)]
-        seen = {f[:2] for f in (*self._lost, *self._too_big, family(winner))}
-        beaten = [r for degrees, r in self._beaten.items() if degrees not in seen]
+        big = [r for f, r in self.too_big.items() if f not in lost and f != own]
+        seen = {f[:2] for f in (*self.lost, *self.too_big, own)}
+        beaten = [r for degrees, r in self.beaten.items() if degrees not in seen]
         shown = [r for part in (fits, beaten, big) for r in sorted(part, key=_seconds)]
         first = shown[:RUNNERS_UP]
         # Whether the model is cut into stages is told even where others came closer.
-        piped = {PIPELINE in r.degrees for r in first} | {winner.pp > 1}
+        piped = {PIPELINE in r.degrees for r in first} | {winner.decided.pp > 1}
         other = next((r for r in shown[RUNNERS_UP:] if (PIPELINE in r.degrees) not in piped), None)
         return tuple(first if other is None else [*first[:-1], other])
+
+
+Steps = Generator[Standings, None, Standings]
+"""A search: the standings after each step, the last ones also as its value. Whoever stops it has
+the best so far."""
+
+
+def offer(now: Standings, answer: Answer) -> Standings:
+    """Ranks an answer: the best, a loser, or one that does not fit; none that cannot be."""
+    if now.alarms.on(answer):
+        return drop(now, answer)
+    if not answer.priced.memory.fits:
+        return _does_not_fit(now, answer)
+    if now.best is None:
+        return replace(now, best=answer)
+    if order(answer) < order(now.best):
+        return lose(replace(now, best=answer), now.best)
+    return lose(now, answer)
+
+
+def offers(now: Standings, answers: Iterable[Answer]) -> Steps:
+    """One after the other."""
+    for answer in answers:
+        now = offer(now, answer)
+        yield now
+    return now
+
+
+def drop(now: Standings, answer: Answer) -> Standings:
+    """Remembers an answer whose figures cannot be."""
+    alarm = now.alarms.on(answer)
+    layouts = (*now.dropped.get(alarm, ()), layout_text(answer.decided))
+    return replace(now, dropped={**now.dropped, alarm: layouts})
+
+
+def lose(now: Standings, answer: Answer) -> Standings:
+    """Remembers an answer that fits and is not the best."""
+    of, lost = family(answer.decided), _runner_up(answer, "")
+    if of in now.lost and lost.step_time_s >= now.lost[of].step_time_s:
+        return now
+    return replace(now, lost={**now.lost, of: lost})
+
+
+def _does_not_fit(now: Standings, answer: Answer) -> Standings:
+    of, needed = family(answer.decided), answer.priced.memory.total
+    if now.tightest is None or needed < now.tightest.priced.memory.total:
+        now = replace(now, tightest=answer)
+    if of in now.too_big and needed >= now.too_big[of].memory_bytes:
+        return now
+    lost = _runner_up(answer, f"does not fit by {short_text(answer.priced.memory)}")
+    return replace(now, too_big={**now.too_big, of: lost})
+
+
+def beat(now: Standings, candidate: Candidate, bound_s: float, pp: int = 1) -> Standings:
+    """Remembers a candidate that no layout can save."""
+    piped, of = {PIPELINE: pp} if pp > 1 else {}, (pp, candidate.model)
+    lost = RunnerUp(
+        degrees={"dp": candidate.data, **candidate.model.degrees, **piped},
+        zero=None,
+        recompute=None,
+        microbatches=candidate.microbatches,
+        step_time_s=bound_s,
+        memory_bytes=0,
+        reason="cannot win: the time is its lower bound, all data traffic hidden",
+    )
+    return replace(now, beaten={**now.beaten, of: now.beaten.get(of, lost)})
+
+
+def refuse(now: Standings, why: object) -> Standings:
+    """Remembers why a pipeline cannot be."""
+    return replace(now, refused=now.refused or str(why))
 
 
 def compared(outcomes: Sequence[Outcome]) -> Outcome:
     """The fastest of searches over several clusters, with what others could do; the first of
     equals."""
-    first = min(outcomes, key=lambda outcome: round(outcome.best.time.total_s, 12))
+    first = min(outcomes, key=lambda outcome: round(outcome.best.priced.time.total_s, 12))
     others: dict[tuple[tuple[str, int], ...], RunnerUp] = {}
-    for other in sorted(outcomes, key=lambda outcome: outcome.best.time.total_s):
+    for other in sorted(outcomes, key=lambda outcome: outcome.best.priced.time.total_s):
         if other is not first:
             named = tuple((group.device.name, group.count) for group in other.cluster.groups)
             reason = _behind(_runner_up(other.best, ""), first.best)
@@ -121,17 +162,17 @@ def compared(outcomes: Sequence[Outcome]) -> Outcome:
     )
 
 
-def family(answer: Answer) -> Family:
-    layout = answer.layout
-    return answer.pp, answer.candidate.model, layout.zero, layout.recompute.policy, layout.offload
+def family(decided: Decided) -> Family:
+    layout = decided.layout
+    return decided.pp, decided.candidate.model, layout.zero, layout.recompute.policy, layout.offload
 
 
 def order(answer: Answer) -> tuple[float, int, int, int, int, int]:
     """Fastest first; between equals, the one that cuts, shards, recomputes and offloads least."""
-    layout = answer.layout
-    seconds, again = round(answer.time.total_s, 12), POLICIES.index(layout.recompute.policy)
+    layout = answer.decided.layout
+    seconds, again = round(answer.priced.time.total_s, 12), POLICIES.index(layout.recompute.policy)
     off = OFFLOAD.index(layout.offload)
-    return seconds, answer.pp, again, off, layout.zero, layout.dp_shard
+    return seconds, answer.decided.pp, again, off, layout.zero, layout.dp_shard
 
 
 def _seconds(lost: RunnerUp) -> float:
@@ -140,17 +181,17 @@ def _seconds(lost: RunnerUp) -> float:
 
 def _behind(lost: RunnerUp, winner: Answer) -> str:
     """Why a plan that fits lost: its time, what it does more of in the same, and its memory."""
-    return _slower(lost, winner) + _memory(lost.memory_bytes / winner.memory.total - 1)
+    return _slower(lost, winner) + _memory(lost.memory_bytes / winner.priced.memory.total - 1)
 
 
 def _slower(lost: RunnerUp, winner: Answer) -> str:
-    slower = lost.step_time_s / winner.time.total_s - 1
+    slower = lost.step_time_s / winner.priced.time.total_s - 1
     if slower >= 5e-4:
         return f"{slower:.1%} slower"
     if slower >= 1e-5:
         return f"{slower:.3%} slower"
-    won = winner.layout
-    if PIPELINE in lost.degrees and winner.pp == 1:
+    won = winner.decided.layout
+    if PIPELINE in lost.degrees and winner.decided.pp == 1:
         return "as fast; is cut into stages"
     if lost.recompute != won.recompute:
         more = f"recomputes {lost.recompute}"
@@ -171,18 +212,19 @@ def _memory(more: float) -> str:
 
 
 def _runner_up(answer: Answer, reason: str) -> RunnerUp:
+    decided, layout = answer.decided, answer.decided.layout
     return RunnerUp(
         degrees={
-            **answer.layout.mesh(answer.candidate.model).degrees,
-            **({PIPELINE: answer.pp} if answer.pp > 1 else {}),
+            **decided.spread.mesh.degrees,
+            **({PIPELINE: decided.pp} if decided.pp > 1 else {}),
         },
-        zero=answer.layout.zero,
-        recompute=answer.layout.recompute,
-        microbatches=answer.candidate.microbatches,
-        step_time_s=answer.time.total_s,
-        memory_bytes=answer.memory.total,
+        zero=layout.zero,
+        recompute=layout.recompute,
+        microbatches=decided.candidate.microbatches,
+        step_time_s=answer.priced.time.total_s,
+        memory_bytes=answer.priced.memory.total,
         reason=reason,
-        offload=answer.layout.offload,
+        offload=layout.offload,
     )
 
 
@@ -194,21 +236,34 @@ class NothingFits(DoesNotFit):
         self.tightest = tightest
 
 
-def too_big(standings: Standings, cluster: Cluster, candidates: int) -> NothingFits:
+def no_plan(question: Question, now: Standings, candidates: int) -> Exception:
+    """The error to raise where there is none."""
+    for line in sentences(now.dropped):
+        return Impossible(f"internal error: no layout is left. {line}")
+    pp = question.pins.pp or 1
+    if pp > 1 and now.tightest is None:
+        return LayoutError(
+            f"--fix pp={pp}: {now.refused or 'the model cannot be split so'}"
+            "; take fewer ranks, or less of interleave"
+        )
+    return _too_big(now, question.cluster, candidates)
+
+
+def _too_big(now: Standings, cluster: Cluster, candidates: int) -> NothingFits:
     """The error where nothing fits: the tightest layout with its memory, part by part."""
-    answer = standings.tightest
+    answer = now.tightest
     if answer is None:
         return NothingFits(
             f"none of {candidates} candidates can cut this model over {cluster.device_count} "
             "devices; name a layout with --fix to learn what stands against it.",
             None,
         )
-    memory = answer.memory
+    memory = answer.priced.memory
     shares = memory.parts()
     most = max(shares, key=lambda n: shares[n])
     listed = ", ".join(f"{name} {size_text(size)}" for name, size in shares.items())
     names = " and ".join(dict.fromkeys(kind.device.name for kind in cluster.kinds))
-    needs = f"The tightest layout ({layout_text(answer)}) needs {size_text(memory.total)}"
+    needs = f"The tightest layout ({layout_text(answer.decided)}) needs {size_text(memory.total)}"
     if memory.total <= memory.limit:
         return NothingFits(
             f"nothing fits the hosts of {names}. {needs} of {size_text(memory.limit)}, and its "

@@ -15,20 +15,18 @@ from math import comb
 
 import numpy as np
 
-from autopar.cost_models.physics import broken
 from autopar.nouns.cluster import Cluster, Device
 from autopar.nouns.plan import Stage
 from autopar.nouns.recompute import POLICIES, Recompute
 from autopar.nouns.zero import ZERO
-from autopar.pipeline.actions import to_text
 from autopar.pipeline.cuts import Mask, NoCuts, cut
 from autopar.planner.ask.candidates import StateLayout
-from autopar.planner.ask.question import Answer, Question, Sharded
+from autopar.planner.ask.question import Answer, Question
 from autopar.planner.solve.solved import state_of
+from autopar.planner.staged.in_full import piped
 from autopar.planner.staged.lightening import lightened
 from autopar.planner.staged.pipeline_models import Model
 from autopar.planner.staged.shapes import Core
-from autopar.pricing.bounds import pipeline_bounds, state_bytes
 from autopar.pricing.memory import overhead
 from autopar.pricing.pipeline import Choice, Figure, PipelinePrices, runs_of
 from autopar.pricing.runs import Table
@@ -287,7 +285,7 @@ class CoreTrials:
         fitting = [trial for trial in options if trial.filled <= 1]
         for trial in sorted(fitting, key=lambda trial: trial.step_s)[:2]:
             answer = self.answer(layout, trial)
-            if answer.memory.fits:
+            if answer.priced.memory.fits:
                 yield answer
                 return
 
@@ -303,47 +301,20 @@ class CoreTrials:
             zero=max(zero for zero, _ in own),
             recompute=Recompute(max((one.recompute.policy for one in own), key=POLICIES.index)),
         )
-        prices = self.prices(layout).staged(schedule, own)
-        solved, candidate = self.model.solved, self.core.shape.candidate
-        spread = replace(solved.spread, mesh=layout.mesh(candidate.model))
-        solution = solved.solution
-        decided = Sharded(
-            candidate, layout, spread, solved.lowered, solution, solution.cost, exposed=0.0
+        prices, runs = self.prices(layout).staged(schedule, own), runs_of(trial.ends, schedule)
+        decided = self.model.solved.decided(self.core.shape.candidate, layout)
+        stages = tuple(
+            Stage(
+                first=prices.model.units[runs[stage][0]] if runs[stage][0] else "",
+                device=schedule.ranks[stage] * decided.spread.mesh.device_count,
+                zero=own[stage].zero,
+                recompute=own[stage].recompute,
+                offload=layout.offload,
+            )
+            for stage in schedule.routes[0]
         )
+        decided = replace(decided, stages=stages, order=self.order)
         return piped(self.question, decided, prices, self.order, trial.ends)
-
-
-def piped(
-    question: Question, decided: Sharded, prices: PipelinePrices, order: Order, ends: Ends
-) -> Answer:
-    """``decided`` with this cut and schedule, and all that is predicted of them."""
-    schedule, layout = order.schedule, decided.layout
-    each = decided.spread.mesh.device_count
-    runs = runs_of(ends, schedule)
-    units = prices.model.units
-    stages = tuple(
-        Stage(
-            first=units[runs[stage][0]] if runs[stage][0] else "",
-            device=schedule.ranks[stage] * each,
-            zero=prices.at(stage).state.zero,
-            recompute=prices.at(stage).recompute,
-            offload=layout.offload,
-        )
-        for stage in schedule.routes[0]
-    )
-    ranks = prices.memory(runs, schedule)
-    alarm = broken(pipeline_bounds(ranks, each, state_bytes(question.graph)))
-    time = prices.step(runs, schedule, *prices.clocked(runs, order))
-    memory = max(ranks, key=lambda memory: memory.total / memory.limit)
-    hosted = max(ranks, key=lambda memory: memory.host / max(1, memory.host_limit))
-    memory = replace(memory, host=hosted.host, host_limit=hosted.host_limit)
-    return replace(
-        decided.priced(time, memory),
-        stages=stages,
-        schedule=schedule.name,
-        actions=tuple(to_text(schedule.lists).split("\n")) if order.written else (),
-        alarm=alarm,
-    )
 
 
 def _moves(ends: Ends) -> Iterator[Ends]:

@@ -184,8 +184,7 @@ class Models:
 
     def _model(self, solved: Solved) -> Model:
         question, candidate = self.question, solved.candidate
-        mesh = StateLayout(1, 1, 0, KEEP_ALL).mesh(candidate.model)
-        alone = StateSharding(0, mesh, 1, question.precision, question.optimizer)
+        alone = StateSharding(0, candidate.model, 1, question.precision, question.optimizer)
         cuts = solved.model
         whole, stages = {}, {}
         for recompute in EVERY:

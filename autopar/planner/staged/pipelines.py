@@ -18,32 +18,23 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count, product
 
-from autopar.lowering.stages import stage_parts
 from autopar.nouns.layout import LayoutError
-from autopar.nouns.recompute import FULL, KEEP_ALL, Recompute
+from autopar.nouns.recompute import FULL, Recompute
 from autopar.pipeline.actions import ScheduleError
 from autopar.pipeline.schedules.table import SCHEDULES, kind_of
-from autopar.planner.ask.candidates import StateLayout, candidates
+from autopar.planner.ask.candidates import NOTHING_SHARED, Candidate, Sharing, candidates
 from autopar.planner.ask.pins import allows, splits
-from autopar.planner.ask.question import Answer, Question
+from autopar.planner.ask.question import Question
 from autopar.planner.problem.solving import Solver
-from autopar.planner.solve.solved import Solved, lowered_of, state_of
-from autopar.planner.solve.standings import Standings
-from autopar.planner.staged.cores import CoreTrials, piped
+from autopar.planner.solve.solved import Solved
+from autopar.planner.solve.standings import Standings, Steps, beat, offers, refuse
+from autopar.planner.staged.cores import CoreTrials
 from autopar.planner.staged.found import FOUND, NAMED, VEE, limits
 from autopar.planner.staged.lower_bounds import LowerBounds
 from autopar.planner.staged.orders import Orders
-from autopar.planner.staged.pipeline_models import Models
+from autopar.planner.staged.pipeline_models import Model, Models
 from autopar.planner.staged.shapes import EVERY, Core, Shape
-from autopar.pricing.cut_model import CutModel
-from autopar.pricing.cuts import Cuts
-from autopar.pricing.pipeline import PipelinePrices
-from autopar.pricing.planned import choices_of
-from autopar.pricing.prices import Prices
-from autopar.pricing.repricing import objective
 from autopar.pricing.sends import Order
-from autopar.pricing.state_prices import StatePrices
-from autopar.pricing.summary import summarise
 from autopar.pricing.trials import Trial
 
 USUAL = ("1f1b", "interleaved-1f1b", "zb-h1", "zb-v")
@@ -67,48 +58,52 @@ class Played:
 
 
 Item = Shape | Core | Played
+Opened = tuple[float, Item]
+"""With a lower bound of its step, in seconds."""
 
 
 @dataclass(slots=True)
 class Pipelines:
-    """The search. ``tried``: shapes that were opened; ``bound_s``: of all pipelines; ``refused``:
-    why one could not be."""
+    """The search, with what is kept of shardings and orders that it has made. ``sharing``: what
+    ranks may share where that is not pinned."""
 
     question: Question
     solver: Solver
-    standings: Standings
-    tried: int = 0
-    bound_s: float = float("inf")
-    refused: str = ""
+    sharing: Sharing = NOTHING_SHARED
     _models: Models = field(init=False)
     _bounds: LowerBounds = field(init=False)
     _orders: Orders = field(init=False)
-    _order_of_best: Order | None = None
-    _shape_of_best: Shape | None = None
     _too_big: list[tuple[float, Core]] = field(default_factory=list)
+    """Cores that are not tried, and the bytes that they need."""
     _steps: dict[Core, float] = field(default_factory=dict)
+    """Seconds of those that were played."""
 
     def __post_init__(self) -> None:
         self._models = Models(self.question, self.solver)
         self._bounds = LowerBounds(self.question, self._models)
         self._orders = Orders(self.question)
 
-    def search(self, degrees: Sequence[int], known: Sequence[Solved]) -> None:
-        """Offers the standings what may win. ``known``: solved candidates of one stage."""
-        shapes = [*self._shapes(degrees)]
+    def search(self, degrees: Sequence[int], known: Sequence[Solved], now: Standings) -> Steps:
+        """Offers what may win, and gives the standings after each step. ``known``: solved
+        candidates of one stage."""
+        shapes: list[Shape] = []
+        for pp in degrees:
+            try:
+                shapes += self._shapes(pp)
+            except LayoutError as error:
+                now = refuse(now, error)
+        yield now
         if not shapes:
-            return
+            return now
         for solved in known:
             if not solved.repeats:
                 self._models.add(solved)
         self._models.solve_alone(max(shape.samples for shape in shapes))
-        self._dive(shapes)
-        self._best_first(shapes)
-        if self.standings.best is None:
-            self._squeeze()
-        self._relieve()
+        for part in (self._dive, self._best_first, self._squeeze, self._relieve):
+            now = yield from part(shapes, now)
+        return now
 
-    def _best_first(self, shapes: Sequence[Shape]) -> None:
+    def _best_first(self, shapes: Sequence[Shape], now: Standings) -> Steps:
         turn = count()
         heap: list[tuple[float, int, Item]] = [
             (self._bounds.shape_s(shape), next(turn), shape) for shape in shapes
@@ -121,40 +116,53 @@ class Pipelines:
                 if again_s > bound_s:  # another shape has been solved since
                     heapq.heappush(heap, (again_s, next(turn), item))
                     continue
-            self.bound_s = min(self.bound_s, bound_s)
-            if self.standings.beats(bound_s):
+            now = replace(now, bound_s=min(now.bound_s, bound_s))
+            if bound_s >= now.best_s:
                 shape = _shape(item)
-                self.standings.beaten_by_bound(shape.candidate, bound_s, shape.pp)
-                return
+                now = beat(now, shape.candidate, bound_s, shape.pp)
+                break
             self.solver.check()
-            for next_s, opened in self._open(item):
-                heapq.heappush(heap, (max(bound_s, next_s), next(turn), opened))
+            opened: list[Opened] = []
+            if isinstance(item, Shape):
+                now, opened = self._open(item, now)
+            elif isinstance(item, Core):
+                now, opened = self._play(item, now)
+            else:
+                now = yield from self._offer(item, now)
+            yield now
+            for next_s, one in opened:
+                heapq.heappush(heap, (max(bound_s, next_s), next(turn), one))
+        yield now
+        return now
 
-    def _squeeze(self) -> None:
+    def _squeeze(self, shapes: Sequence[Shape], now: Standings) -> Steps:
         """Where nothing fits: prices the pipelines that may need least."""
+        if now.best is not None:
+            return now
         # The schedule that comes first holds least.
-        first = {(core.shape, core.recompute): (size, core) for size, core in self._too_big[::-1]}
-        for needed, core in sorted(first.values(), key=lambda pair: pair[0])[:TIGHTEST]:
-            tightest = self.standings.tightest
-            if tightest is not None and needed >= tightest.memory.total:
-                return
-            for _, played in self._play(core):
-                if isinstance(played, Played):
-                    self._offer_answer(played, played.trials.tightest(played.plain))
+        first = {(c.shape, c.recompute): (size, c) for size, c in self._too_big[::-1]}
+        for size, core in sorted(first.values(), key=lambda pair: pair[0])[:TIGHTEST]:
+            if now.tightest is not None and size >= now.tightest.priced.memory.total:
+                return now
+            now, opened = self._play(core, now)
+            for played in (item for _, item in opened if isinstance(item, Played)):
+                now = yield from offers(now, [played.trials.tightest(played.plain)])
+        return now
 
-    def _relieve(self) -> None:
+    def _relieve(self, shapes: Sequence[Shape], now: Standings) -> Steps:
         """Where memory binds the best plan: the same shape with ranks that recompute as much as
         each must and split as much of their state, under every usual schedule."""
-        best, pins = self.standings.best, self.question.pins
-        if best is None or best.pp == 1 or pins.recompute:
-            return
-        roomy = not best.layout.recompute.runs_again and best.layout.zero < 2
-        if roomy and best.memory.filled < FILLED:
-            return
+        pins = self.question.pins
+        if now.best is None or now.best.decided.pp == 1 or pins.recompute:
+            return now
+        best, layout = now.best.decided, now.best.decided.layout
+        roomy = not layout.recompute.runs_again and layout.zero < 2
+        if roomy and now.best.priced.memory.filled < FILLED:
+            return now
         if pins.schedule not in (None, *SCHEDULES):
-            return
-        assert self._shape_of_best is not None
-        shapes = [replace(self._shape_of_best, lean=lean) for lean in (False, True)]
+            return now
+        own = self._shape(best.pp, best.candidate)
+        shapes = [replace(own, lean=lean) for lean in (False, True)]
         for shape, name in product(
             [shape for shape in shapes if self._models.of(shape) is not None],
             USUAL if pins.schedule is None else (pins.schedule,),
@@ -164,128 +172,86 @@ class Pipelines:
                 continue
             if kind.interleaves and kind.stages == 1:
                 depth = len(best.stages) // best.pp if name == best.schedule else DEPTHS[0]
-            for _, item in self._play(Core(shape, name, depth, None)):
-                if isinstance(item, Played):
-                    self._offer(item)
+            now = yield from self._try(Core(shape, name, depth, None), now)
+        return now
 
-    def _dive(self, shapes: Sequence[Shape]) -> None:
+    def _dive(self, shapes: Sequence[Shape], now: Standings) -> Steps:
         """Where memory is short, a plan to compare with: fewest samples, full recomputation."""
-        best = self.standings.best
-        if best is not None and not best.layout.recompute.runs_again and best.layout.zero < 3:
-            return
-        pins, inner = self.question.pins, self.question.cluster.levels[0].span
+        layout = None if now.best is None else now.best.decided.layout
+        if layout is not None and not layout.recompute.runs_again and layout.zero < 3:
+            return now
+        first, inner = (USUAL[0], self.question.pins.schedule), self.question.cluster.levels[0].span
         for pp in dict.fromkeys(shape.pp for shape in shapes):
             if pp > self._models.most_units:
                 continue
             some = [s for s in shapes if s.pp == pp and s.candidate.model.device_count <= inner]
-            shape = min(
-                some, key=lambda s: (-s.candidate.model.device_count, s.samples), default=None
-            )
-            model = None if shape is None else self._models.of(shape)
-            if shape is None or model is None:
-                continue
-            for core in self._cores(shape):
-                least = core.recompute == Recompute(FULL) and core.name in (
-                    USUAL[0],
-                    pins.schedule,
-                )
-                if least and self._bounds.fitting(core, model)[1] < self._best_s:
-                    for _, item in self._play(core):
-                        if isinstance(item, Played):
-                            self._offer(item)
+            some.sort(key=lambda s: (-s.candidate.model.device_count, s.samples))
+            for shape in some[:1]:
+                model = self._models.of(shape)
+                if model is not None:
+                    for core in self._cores(shape):
+                        least = core.recompute == Recompute(FULL) and core.name in first
+                        if least and self._bounds.fitting(core, model)[1] < now.best_s:
+                            now = yield from self._try(core, now)
+        return now
 
-    def settled(self, best: Answer) -> Answer:
-        """The same decisions, lowered on the winner's own mesh and priced there.
-
-        Raises `CutError` where the model cannot be cut so after all.
-        """
-        question, candidate, layout = self.question, best.candidate, best.layout
-        lowered = lowered_of(question, best.spread, candidate)
-        prices = Prices(question.cluster, lowered.mesh, question.precision, question.fusion)
-        summary = summarise(lowered, prices, question.framework)
-        cuts = CutModel(Cuts.of(lowered), summary, prices, question.framework)
-        state = state_of(question, layout, candidate)
-        order = self._order_of_best
-        assert order is not None
-        stages = PipelinePrices(cuts, question.cluster, state, layout.recompute, best.pp)
-        stages = stages.staged(order.schedule, choices_of(best.stages, order.schedule))
-        places = {name: i for i, name in enumerate(cuts.units)}
-        ends = (*(places[stage.first] for stage in best.stages[1:]), len(cuts.units))
-        hidden = StateLayout(1, candidate.data, 1 if candidate.data > 1 else 0, KEEP_ALL)
-        held = StatePrices(question.cluster, state_of(question, hidden, candidate), 0.0)
-        additive = objective(lowered, prices, held)
-        answer = piped(question, best, stages, order, ends)
-        stage_parts(lowered, answer.stages)
-        return replace(answer, lowered=lowered, objective=additive)
-
-    def _shapes(self, degrees: Sequence[int]) -> Iterator[Shape]:
+    def _shapes(self, pp: int) -> list[Shape]:
+        """Raises `LayoutError`."""
         question = self.question
-        for pp in degrees:
-            devices = question.cluster.device_count // pp
-            beside = (question.pins.cp or 1) * (question.pins.tp2 or 1)
-            if devices % beside or not any(
-                allows(question.pins, split) for split in splits(devices // beside)
-            ):
-                continue
-            try:
-                listed = question.legal(candidates(devices, question.batch, question.pins))
-            except LayoutError as error:
-                self.refused = self.refused or str(error)
-                continue
-            for candidate in listed:
-                samples = question.batch // (candidate.parts * candidate.microbatches)
-                yield Shape(pp, candidate, samples)
+        devices = question.cluster.device_count // pp
+        beside = (question.pins.cp or 1) * (question.pins.tp2 or 1)
+        if devices % beside or not any(
+            allows(question.pins, split) for split in splits(devices // beside)
+        ):
+            return []
+        sharing = self.sharing.within(devices)
+        listed = question.legal(candidates(devices, question.batch, question.pins, sharing))
+        return [self._shape(pp, candidate) for candidate in listed]
 
-    def _open(self, item: Item) -> Iterator[tuple[float, Item]]:
-        """What an item comes to next, with its bound; a played core offers its answers."""
-        if isinstance(item, Shape):
-            self.tried += 1
-            most = self._models.most_units
-            if item.pp > most:
-                self.refused = self.refused or (
-                    f"{item.pp} stages of {most} units that the model can be cut between: take at "
-                    f"most {most} stages"
-                )
-                return
-            model, lean_s = self._models.of(item), float("inf")
-            if model is not None:
-                for core in self._cores(item):
-                    bound_s = self._bounds.core_s(core, model)
-                    if bound_s >= self._best_s:
-                        continue
-                    needed, work_s = self._bounds.fitting(core, model)
-                    if work_s < float("inf"):
-                        yield max(bound_s, work_s), core
-                    else:
-                        self._too_big.append((needed, core))
-                    if not item.lean and self._bounds.short(core, model):
-                        lean_s = min(lean_s, bound_s)
-                if lean_s < float("inf"):
-                    yield lean_s, replace(item, lean=True)
-        elif isinstance(item, Core):
-            yield from self._play(item)
-        else:
-            self._offer(item)
+    def _shape(self, pp: int, candidate: Candidate) -> Shape:
+        samples = self.question.batch // (candidate.parts * candidate.microbatches)
+        return Shape(pp, candidate, samples)
 
-    def _offer(self, item: Played) -> None:
+    def _open(self, shape: Shape, now: Standings) -> tuple[Standings, list[Opened]]:
+        """The cores of a shape that may win, with their bounds; last, itself as a lean one."""
+        now, opened = replace(now, tried=now.tried + 1), list[Opened]()
+        if shape.pp > self._models.most_units:
+            return refuse(now, _too_many(shape.pp, self._models.most_units)), opened
+        model, lean_s = self._models.of(shape), float("inf")
+        if model is None:
+            return now, opened
+        for core in self._cores(shape):
+            bound_s = self._bounds.core_s(core, model)
+            if bound_s >= now.best_s:
+                continue
+            needed, work_s = self._bounds.fitting(core, model)
+            if work_s < float("inf"):
+                opened.append((max(bound_s, work_s), core))
+            else:
+                self._too_big.append((needed, core))
+            if not shape.lean and self._bounds.short(core, model):
+                lean_s = min(lean_s, bound_s)
+        if lean_s < float("inf"):
+            opened.append((lean_s, replace(shape, lean=True)))
+        return now, opened
+
+    def _try(self, core: Core, now: Standings) -> Steps:
+        """A core alone, played and offered."""
+        now, opened = self._play(core, now)
+        yield now
+        for played in (item for _, item in opened if isinstance(item, Played)):
+            now = yield from self._offer(played, now)
+        return now
+
+    def _offer(self, item: Played, now: Standings) -> Steps:
+        """The answers of a core that may win."""
         plain, core = item.plain, item.trials.core
         least_s = self._bounds.update_s(core.shape, item.trials.model)
-        if plain.step_s * (1 - RELIEF) + least_s < self._best_s:
+        if plain.step_s * (1 - RELIEF) + least_s < now.best_s:
             plain = item.trials.relieved(plain)
-        if plain.step_s + least_s < self._best_s:
-            for answer in item.trials.answers(plain):
-                self._offer_answer(item, answer)
-
-    def _offer_answer(self, item: Played, answer: Answer) -> None:
-        self.standings.offer(answer)
-        if self.standings.best is answer:
-            self._order_of_best = item.trials.order
-            self._shape_of_best = item.trials.core.shape
-
-    @property
-    def _best_s(self) -> float:
-        best = self.standings.best
-        return float("inf") if best is None else best.time.total_s
+        if plain.step_s + least_s < now.best_s:
+            now = yield from offers(now, item.trials.answers(plain))
+        return now
 
     # Cores: schedules and recomputation.
 
@@ -307,49 +273,53 @@ class Pipelines:
                 depth = pins.interleave or (DEPTHS[0] if several else 1)
                 yield Core(shape, name, depth, recompute)
 
-    def _play(self, core: Core) -> Iterator[tuple[float, Item]]:
+    def _play(self, core: Core, now: Standings) -> tuple[Standings, list[Opened]]:
         """The core without data traffic, and the next deeper one where that may be faster."""
         shape, model = core.shape, self._models.of(core.shape)
         assert model is not None
-        units, stages = len(model.cuts.units), shape.pp * core.depth
-        if core.name in SCHEDULES:
-            try:
-                kind = kind_of(core.name, shape.pp, shape.candidate.microbatches, core.depth)
-            except ScheduleError as error:
-                self.refused = self.refused or str(error)
-                return
-            stages *= kind.stages
-        if stages > units and self.question.actions is None:
-            self.refused = self.refused or (
-                f"{stages} stages of {units} units that the model can be cut between: take at most "
-                f"{units} stages"
-            )
-            return
+        opened: list[Opened] = []
         try:
-            order = self._orders.of(core, model)
+            order = self._order(core, model)
         except ScheduleError as error:
-            self.refused = self.refused or str(error)
-            return
+            return refuse(now, error), opened
         pins = self.question.pins
         listed = [whole.layout for whole, _ in self._bounds.shares(core, model)]
         if core.recompute is None:  # which goes on to higher levels of ZeRO by itself
             least = {(one.dp_shard, one.offload): one for one in reversed(listed)}
             listed = [one for one in listed if least[one.dp_shard, one.offload] is one]
         if not listed:
-            return
+            return now, opened
         made = CoreTrials(self.question, core, model, order, listed)
         plain = made.plain()
         least_s = self._bounds.update_s(shape, model)
         self._steps[core] = plain.step_s
-        if plain.step_s * (1 - RELIEF) + least_s < self._best_s:
-            yield plain.step_s * (1 - RELIEF) + least_s, Played(made, plain)
+        if plain.step_s * (1 - RELIEF) + least_s < now.best_s:
+            opened.append((plain.step_s * (1 - RELIEF) + least_s, Played(made, plain)))
         if pins.interleave is None and core.depth in DEPTHS[:-1] and not order.written:
             place = DEPTHS.index(core.depth)
             above = [self._steps.get(replace(core, depth=depth)) for depth in DEPTHS[:place]]
             shortest_s = min((s for s in above if s is not None), default=float("inf"))
             if plain.step_s * (1 - RELIEF) < shortest_s:
                 deeper = replace(core, depth=DEPTHS[place + 1])
-                yield self._bounds.core_s(deeper, model), deeper
+                opened.append((self._bounds.core_s(deeper, model), deeper))
+        return now, opened
+
+    def _order(self, core: Core, model: Model) -> Order:
+        """Raises `ScheduleError` where the model or the schedule does not allow it."""
+        units, stages = len(model.cuts.units), core.shape.pp * core.depth
+        if core.name in SCHEDULES:
+            microbatches = core.shape.candidate.microbatches
+            stages *= kind_of(core.name, core.shape.pp, microbatches, core.depth).stages
+        if stages > units and self.question.actions is None:
+            raise ScheduleError(_too_many(stages, units))
+        return self._orders.of(core, model)
+
+
+def _too_many(stages: int, units: float) -> str:
+    return (
+        f"{stages} stages of {units} units that the model can be cut between: take at most {units} "
+        "stages"
+    )
 
 
 def _shape(item: Item) -> Shape:

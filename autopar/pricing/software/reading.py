@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 from typing import cast
 
 from autopar.cost_models.collectives import Kind as Collective
-from autopar.lowering.spread import Lowered, LoweredOp, LoweredTensor
+from autopar.lowering.lowered import Lowered, LoweredOp, LoweredTensor
 from autopar.nouns.graph import DTYPE_BYTES
 from autopar.nouns.plan import key
 from autopar.pricing.software.figures import (

@@ -12,12 +12,15 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from autopar.lowering.issued import internal_collectives
+from autopar.lowering.lowered import Lowered, LoweredOp, Operand
 from autopar.lowering.precision import HALF, OWN_CASTS
-from autopar.lowering.spread import Lowered, LoweredOp, Operand
 from autopar.nouns import costly
 from autopar.nouns.graph import DTYPE_BYTES, Op
+from autopar.nouns.mesh import Mesh
 from autopar.nouns.recompute import COMPUTE, FULL, NONE, POLICIES, SELECTIVE, keeps_routes
 from autopar.nouns.sharding import Sharding
+from autopar.rules.resharding import SHIFT
 from autopar.rules.work import kept_bytes
 
 
@@ -56,7 +59,7 @@ def kept_by_policy(body: Lowered, lives: Mapping[str, Life]) -> dict[str, int]:
     return {
         NONE: lives[NONE].saved,
         SELECTIVE: routes + moved + products_bytes(body),
-        COMPUTE: routes + moved,
+        COMPUTE: routes + moved + rings_bytes(body),
         FULL: routes,
     }
 
@@ -117,6 +120,25 @@ def keeps_result(op: LoweredOp) -> bool:
     by_matrix = kind == "matmul" and any(len(term) == 2 for term in op.bound.operands)
     convolved = kind.removeprefix("aten::").startswith(costly.CONVOLUTION.kinds)
     return by_matrix or convolved or kind in costly.BY_MATRIX.kinds
+
+
+def is_ring(op: LoweredOp, mesh: Mesh) -> bool:
+    """Whether keys and values pass around a ring in it."""
+    if op.bound is None:
+        return False
+    return any(inside.collective.kind == SHIFT for inside in internal_collectives(op, mesh))
+
+
+def rings_bytes(body: Lowered) -> int:
+    """What attention around rings gives, and keeps beside it: that does not run again where the
+    results of collectives are kept (`autopar.runtime.pytorch.ring_results`)."""
+    kept = 0
+    for op in body.ops:
+        if is_ring(op, body.mesh):
+            assert op.bound is not None
+            kept += sum(_bytes(body, n, body.tensors[n].produced) for n in op.op.outputs)
+            kept += sum(kept_bytes(op.bound, op.strategy, body.mesh))
+    return kept
 
 
 def products_bytes(body: Lowered) -> int:

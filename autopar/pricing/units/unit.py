@@ -28,9 +28,10 @@ class Unit:
     the bytes of gradients that are partial sums, by model axes (``"cp+tp"``: over both as one
     group); ``used_back`` the elements of parameters that ops keep for backward, by stored dtype.
     ``moved_again_s``: collectives that run once more where the unit is recomputed in full;
-    ``light_s``: of the forward, the ops that run once more even where the results of products are
-    kept. ``meetings``: reshardings and collectives inside ops over model axes, forward and
-    backward; there ranks wait for the slowest.
+    ``rings_s``: of the forward, attention around rings, which does not run again where results of
+    collectives are kept; ``light_s``: of the forward, the ops that run once more even where the
+    results of products are kept. ``meetings``: reshardings and collectives inside ops over model
+    axes, forward and backward; there ranks wait for the slowest.
     ``weights_s``: of the backward, what gradients of parameters take (as long as the forward of the
     ops that read them; the rest of it is the way to the unit's inputs). ``cutting``: the model axes
     that cut a trained parameter. ``experts``: of published software, elements of routed experts on
@@ -49,6 +50,7 @@ class Unit:
     used_back: Mapping[str, int]
     weights_s: Number = 0.0
     light_s: float = 0.0
+    rings_s: float = 0.0
     cutting: frozenset[str] = frozenset()
     experts: int = 0
     parts_s: Mapping[str, Number] = field(default_factory=dict)

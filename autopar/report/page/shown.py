@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autopar.lowering.spread import Lowered
+from autopar.lowering.lowered import Lowered
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.plan import Plan
 from autopar.pricing.planned import PricedPipeline

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from autopar.lowering.spread import BATCH_AXES, Lowered, LoweredTensor
+from autopar.lowering.lowered import BATCH_AXES, Lowered, LoweredTensor
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.sharding import Placement, Sharding
 from autopar.report.explain import Explained

@@ -1,0 +1,131 @@
+"""The collectives on activations that one rank takes part in: between ops, and inside of them."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import NamedTuple
+
+from autopar.lowering.lowered import Lowered, LoweredOp
+from autopar.nouns.axes import MICROBATCH
+from autopar.nouns.graph import DTYPE_BYTES, Tensor
+from autopar.nouns.mesh import Mesh
+from autopar.nouns.plan import key
+from autopar.nouns.recompute import FULL, KEEP_ALL, Recompute
+from autopar.rules.resharding import SHIFT, Collective, Step, collectives
+from autopar.rules.work import extents, factor_names, kept_share
+
+
+@dataclass(frozen=True, slots=True)
+class Priced:
+    """A collective of one step of training: where it is, how often it runs per optimizer step, and
+    the dtype of what it moves."""
+
+    key: str
+    direction: str
+    collective: Collective
+    count: int
+    dtype: str
+
+
+def activation_collectives(
+    lowered: Lowered, recompute: Recompute = KEEP_ALL, times: int | None = None
+) -> Iterator[Priced]:
+    """Every collective on activations that one rank takes part in, forward and backward.
+
+    Those of a block stand there once, counted for all of its calls.
+
+    ``times`` is how often the graph runs in a step; by default once per microbatch. Blocks that
+    recompute in full run forward again, see `rerun_collectives`.
+    """
+    if times is None:
+        times = lowered.mesh.size(MICROBATCH)
+    called = [op.op.attrs["block"] for op in lowered.ops if op.bound is None]
+    each = Counter(zip(called, recompute.by_call(len(called)), strict=True))
+    for name, calls in Counter(called).items():
+        body = lowered.blocks[name]
+        yield from activation_collectives(body, KEEP_ALL, times * calls)
+        if each[name, FULL]:
+            yield from rerun_collectives(body, times * each[name, FULL])
+    for value in lowered.tensors.values():
+        grad = value.tensor.differentiable  # of a tied parameter there can be a shared copy too
+        yield from _priced(value.tensor, value.steps, grad, lowered, times)
+    for op in lowered.ops:
+        for operand in op.operands:
+            tensor = lowered.graph.tensors[operand.name]
+            yield from _priced(tensor, operand.steps, operand.differentiable, lowered, times)
+        if op.bound is not None:
+            where = key(lowered.block, op.op.name)
+            for inside in internal_collectives(op, lowered.mesh):
+                yield inside.priced(where, times)
+    for operand in lowered.outputs:
+        tensor = lowered.graph.tensors[operand.name]
+        yield from _priced(tensor, operand.steps, operand.differentiable, lowered, times)
+
+
+def rerun_collectives(body: Lowered, times: int = 1) -> Iterator[Priced]:
+    """Forward collectives of a block that is recomputed.
+
+    Recomputation stops at the last op that saves anything: what comes after it is not run again.
+    """
+    savers = [i for i, op in enumerate(body.ops) if _saves(op, body)]
+    for i, op in enumerate(body.ops[: max(savers, default=-1) + 1]):
+        for operand in op.operands:
+            yield from _priced(body.graph.tensors[operand.name], operand.steps, False, body, times)
+        if op.bound is not None:
+            for inside in internal_collectives(op, body.mesh):
+                if inside.direction == "forward":
+                    yield inside.priced(key(body.block, op.op.name), times)
+        for name in op.op.outputs if i < max(savers) else ():
+            yield from _priced(
+                body.graph.tensors[name], body.tensors[name].steps, False, body, times
+            )
+
+
+def _saves(op: LoweredOp, body: Lowered) -> bool:
+    rule = None if op.bound is None else op.bound.rule
+    grad = any(body.graph.tensors[n].differentiable for n in op.op.outputs)
+    return grad and (rule is None or bool(rule.saves or rule.saves_results or rule.keeps))
+
+
+class Inside(NamedTuple):
+    """A collective inside an op, which one run of it makes so often."""
+
+    direction: str
+    collective: Collective
+    times: int
+    dtype: str
+
+    def priced(self, where: str, times: int) -> Priced:
+        return Priced(where, self.direction, self.collective, times * self.times, self.dtype)
+
+
+def internal_collectives(op: LoweredOp, mesh: Mesh) -> Iterator[Inside]:
+    """Those inside the op's own implementations under its strategy."""
+    assert op.bound is not None
+    local = extents(op.bound, op.strategy, mesh)
+    for each in op.bound.rule.implementations:
+        axes = [a for a, c in op.strategy.choices if c == each.choice and mesh.size(a) > 1]
+        for inside, (i, axis) in product(each.moves, enumerate(axes)):
+            names = factor_names(op.bound, inside.dims)
+            numel = math.prod(local[name] for name in names) * inside.count
+            if inside.ahead:
+                numel *= mesh.ways(axes[: i + 1])
+            else:
+                numel = math.ceil(numel * kept_share(op.bound.rule, op.strategy, mesh))
+            size = numel * DTYPE_BYTES[inside.dtype]
+            times = mesh.size(axis) - 1 if inside.kind == SHIFT else 1
+            moved = Collective(inside.kind, axis, size)
+            yield Inside(inside.direction, moved, times, inside.dtype)
+
+
+def _priced(
+    tensor: Tensor, steps: tuple[Step, ...], differentiable: bool, lowered: Lowered, times: int
+) -> Iterator[Priced]:
+    where = key(lowered.block, tensor.name)
+    for direction in ("forward", "backward") if differentiable else ("forward",):
+        for collective in collectives(steps, tensor.dtype, lowered.mesh, direction):
+            yield Priced(where, direction, collective, times, tensor.dtype)
