@@ -17,9 +17,9 @@ from autopar.nouns.workload import Workload
 from autopar.planner.planning import plan_captured
 
 CLUSTER = "examples/clusters/cpu_4.yaml"
-_MODEL = """from benchmarks.zoo_models import ZOO
+_MODEL = """from benchmarks.zoo_models import FAMILIES
 
-workload = ZOO[{family!r}]()
+workload = FAMILIES[{family!r}]()
 """
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import autopar
-from benchmarks.zoo_models import routed
+from benchmarks.zoo_models import FAMILIES, routed
 
 B, S, C, H, V = 8, 6, 16, 4, 20
 
@@ -57,6 +58,36 @@ def _tokens() -> dict[str, Tensor]:
     tokens, labels = (torch.randint(0, V, (B, S), generator=generator) for _ in range(2))
     labels[:2, :4] = -100
     labels[5, 0] = -100
+    return {"tokens": tokens, "labels": labels}
+
+
+class Along(nn.Module):
+    """Causal attention over a length that ranks can have in zigzag. Dropping scores it needs whole
+    keys and values, which a ring does not have."""
+
+    length = 8
+
+    def __init__(self, heads: int, dropped: float) -> None:
+        super().__init__()
+        self.heads, self.dropped = heads, dropped
+        self.tokens, self.places = nn.Embedding(V, C), nn.Embedding(self.length, C)
+        self.q, self.k, self.v, self.out = (nn.Linear(C, C) for _ in range(4))
+        self.head = nn.Linear(C, V)
+
+    def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
+        x = self.tokens(tokens) + self.places(torch.arange(self.length, device=tokens.device))
+        q, k, v = (
+            p(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for p in (self.q, self.k, self.v)
+        )
+        mixed = F.scaled_dot_product_attention(q, k, v, None, self.dropped, True)
+        x = x + self.out(mixed.transpose(1, 2).flatten(2))
+        return F.cross_entropy(self.head(x).flatten(0, 1), labels.flatten())
+
+
+def _along() -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(4)
+    tokens, labels = (torch.randint(V, (B, Along.length), generator=generator) for _ in range(2))
+    labels[torch.rand(labels.shape, generator=generator) < 0.3] = -100
     return {"tokens": tokens, "labels": labels}
 
 
@@ -217,3 +248,7 @@ half = _workload(GPT, _tokens, clip_norm=0.5, precision="float16")
 double = _workload(GPT, _tokens, clip_norm=0.5, precision="float64")
 reused = _workload(Reused, _numbers)
 mixture = routed("mixtral")()
+rows = _workload(partial(Along, H, 0.1), _along, clip_norm=0.5)
+ring = _workload(partial(Along, 2, 0.0), _along, clip_norm=0.5)
+decoder = FAMILIES["llama"]()
+many = routed("olmoe")()

@@ -260,3 +260,26 @@ ZOO: Mapping[str, Maker] = {
     ),
     **{name: routed(name) for name in EXPERTS},
 }
+
+BALANCED: Mapping[str, Any] = {"output_router_logits": True, "router_aux_loss_coef": 0.7}
+MORE: Mapping[str, Maker] = {
+    "mixtral_balanced": routed("mixtral", **BALANCED),
+    "qwen3_moe": _library(
+        "Qwen3MoeForCausalLM",
+        "Qwen3MoeConfig",
+        _ids(),
+        **{**_DECODER, "head_dim": 8, "num_experts": 8, "num_experts_per_tok": 2},
+        moe_intermediate_size=48,
+    ),
+    "llama4": _library(
+        "Llama4ForCausalLM",
+        "Llama4TextConfig",
+        _ids(),
+        **{**_DECODER, "num_hidden_layers": 4, "head_dim": 8, "num_local_experts": 4},
+        intermediate_size_mlp=64,
+        num_experts_per_tok=1,
+        attention_chunk_size=8,
+    ),
+}
+"""Beside the zoo, for layouts whose ranks share sequences or experts."""
+FAMILIES: Mapping[str, Maker] = {**ZOO, **MORE}

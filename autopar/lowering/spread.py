@@ -32,7 +32,7 @@ from autopar.rules.cut import BatchCut
 from autopar.rules.notation import BoundRule
 from autopar.rules.registry import bind
 from autopar.rules.resharding import Step, reshard
-from autopar.rules.strategies import Strategy, flows, shardings
+from autopar.rules.strategies import DEFER, NOTHING, PASS_PARTIAL, Strategy, flows, shardings
 
 
 def lower(
@@ -120,6 +120,7 @@ class _Scope:
             bound = bind(op, self.graph.tensors)
             where = key(self.block, op.name)
             decided = Strategy.parse(self.spread.ops.get(where, "whole"))
+            _check_choices(decided, where, bound)
             strategy = _strategy(decided, where, self.mesh, self.cut)
             into, out = flows(op, self.graph.tensors)
             wants, gives = shardings(bound, strategy, self.mesh, into, out)
@@ -213,6 +214,17 @@ def _strategy(decided: Strategy, where: str, mesh: Mesh, cut: BatchCut) -> Strat
     usual = ((a, cut.on(a).choices[where] if a in BATCH_AXES else "") for a in mesh.axes)
     choices = ((a, decided.on(a) or choice) for a, choice in usual)
     return Strategy(tuple((axis, choice) for axis, choice in choices if choice))
+
+
+def _check_choices(decided: Strategy, where: str, bound: BoundRule) -> None:
+    """Raises `LoweringError` where a plan says of an op what its rule does not have."""
+    for axis, choice in decided.choices:
+        if choice not in (NOTHING, DEFER, PASS_PARTIAL) and not bound.splits(choice):
+            named = {e.choice for e in bound.rule.implementations} - bound.factors.keys()
+            raise LoweringError(
+                f"{where}: {axis}:{choice} is nothing that an axis may do to it: choose one of "
+                f"{', '.join([*bound.factors, *sorted(named)])}"
+            )
 
 
 def _entering(given: Sharding, mesh: Mesh, tensor: Tensor, cut: BatchCut, where: str) -> Sharding:

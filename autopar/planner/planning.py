@@ -32,7 +32,7 @@ from autopar.planner.ask.dtypes import mixed_unit
 from autopar.planner.ask.experts import check_experts
 from autopar.planner.ask.pins import read_pins
 from autopar.planner.ask.question import Outcome, Question
-from autopar.planner.ask.sequences import cuts_along, every_cut
+from autopar.planner.ask.sequences import check_heads, cuts_along, every_cut
 from autopar.planner.ask.unruled import check_allowed, check_registered, unruled
 from autopar.planner.solve.solved import lowered_of
 from autopar.pricing.bands import memory_band, time_band
@@ -202,6 +202,7 @@ def plan_captured(
     cuts = Cuts(Cut(batch_dims, flow.choices))
     if (pins.ep or 1) > 1:
         check_experts(graph, pins.ep or 1)
+    check_heads(graph, pins.cp_head or 1)
     if (pins.cp or 1) > 1:
         cuts = cuts_along(graph, batch_dims, pins.cp or 1, workload.framework)
     elif pins.cp is None and workload.framework == "torch" and obstacle is None:

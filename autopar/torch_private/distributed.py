@@ -20,10 +20,13 @@ def fsdp_post_backward(root: FSDPModule) -> None:
 
 
 def ddp_ignores(model: nn.Module, names: Sequence[str]) -> None:
-    """DistributedDataParallel leaves these parameters of ``model`` as they are."""
-    names = [name if "." in name else f".{name}" for name in names]  # as it calls them
+    """DistributedDataParallel leaves these parameters of ``model`` as they are.
+
+    It looks for the model's own, of no module inside, by a name with a dot in front when it gathers
+    what to reduce, and without one elsewhere.
+    """
     ignores = DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
-    ignores(model, names)  # type: ignore[no-untyped-call]
+    ignores(model, [*names, *(f".{name}" for name in names if "." not in name)])  # type: ignore[no-untyped-call]
 
 
 def sharded_over(mesh: DeviceMesh) -> Any:

@@ -1,5 +1,9 @@
 """States that torch's functions run in: fake tensors, dispatch modes, autocast, gradients."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
 import torch
 from torch._dynamo import _trace_wrapped_higher_order_op as trace_wrapped
 from torch._export.utils import _compiling_state_context
@@ -26,3 +30,18 @@ exporting = _compiling_state_context  # the state that torch.export runs a model
 causal_check = (torch.nn.modules.transformer, "_detect_is_causal_mask")  # reads a mask's values
 mapped_over_indices = (flex_attention, "_vmap_for_bhqkv")  # calls a function for every index
 scalar_indexing = (trace_wrapped, "TransformGetItemToIndex")  # x[i] inside of such a function
+
+
+@contextmanager
+def uncounted(mode: Any) -> Iterator[None]:
+    """Inside, ops do not count for a mode of selective checkpointing: it knows a result that it
+    keeps by how many calls of the same op came before. None: there is no such mode."""
+    if mode is None:
+        yield
+        return
+    before = dict(mode.func_counter)
+    try:
+        yield
+    finally:
+        mode.func_counter.clear()
+        mode.func_counter.update(before)

@@ -33,6 +33,7 @@ from autopar.runtime.pytorch.agreement import of_first, together
 from autopar.runtime.pytorch.portions import Microbatch, weight_of
 from autopar.runtime.pytorch.probe import listen, recording
 from autopar.runtime.pytorch.ranks import Ranks
+from autopar.runtime.pytorch.zigzag import from_gathered
 from autopar.runtime.shared.edits import edits_of, program_of
 from autopar.runtime.shared.program_module import run_program
 
@@ -236,6 +237,8 @@ def _whole(x: torch.Tensor, sharding: Sharding, ranks: Ranks) -> torch.Tensor:
         group = None if axis in (MICROBATCH, *SAMPLES) else ranks.group(axis)
         if group is not None and placement.kind == "S":
             x = _joined(x, placement.dim, group)
+            if placement.zigzag:
+                x = from_gathered(x, placement.dim, ranks.size(axis))
         elif group is not None and placement.kind == "P":
             x = x.clone()
             dist.all_reduce(x, group=group)

@@ -44,6 +44,7 @@ def recompute(
     almost equal, and tokens would go back by other experts than they came.
     """
     policy = _products if keep_products else _collectives if keep_collectives else None
+    rings = policy is not None
     if keep_routes:
         policy = partial(_routes, policy)
     for seen in _watched:
@@ -51,7 +52,7 @@ def recompute(
 
     held = _running(function)
     selective = partial(create_selective_checkpoint_contexts, policy)
-    if policy is not None and not torch.compiler.is_compiling():
+    if rings and not torch.compiler.is_compiling():
         selective = partial(_with_rings, selective)
 
     def unchanged() -> tuple[Context, Context]:
@@ -68,8 +69,8 @@ def _with_rings(selective: Callable[[], tuple[Context, Context]]) -> tuple[Conte
     """Keeps what attention around a ring gave, too."""
     results: deque[ring_results.Result] = deque()
     forward, again = selective()
-    return _both(forward, ring_results.kept(results, False)), _both(
-        again, ring_results.kept(results, True)
+    return _both(forward, ring_results.kept(results, False, forward)), _both(
+        again, ring_results.kept(results, True, again)
     )
 
 

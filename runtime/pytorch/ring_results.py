@@ -10,8 +10,11 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from torch import Tensor
+
+from autopar.torch_private.modes import uncounted
 
 Result = tuple[Tensor | None, ...]
 
@@ -22,20 +25,26 @@ class _Here(threading.local):
     store: deque[Result] | None = None
     again: bool = False
     inside: bool = False
+    mode: Any = None
+    """Of selective checkpointing, which sees the ops of a forward."""
 
 
 _here = _Here()
 
 
 @contextmanager
-def kept(store: deque[Result], again: bool) -> Iterator[None]:
-    """Inside, results go into ``store``; where a forward runs ``again`` they come out of it."""
-    before = _here.store, _here.again
-    _here.store, _here.again = store, again
+def kept(store: deque[Result], again: bool, mode: Any = None) -> Iterator[None]:
+    """Inside, results go into ``store``; where a forward runs ``again`` they come out of it.
+
+    ``mode``: for which the ops of a ring do not count. It runs once, and what comes after it is
+    known again by how many calls of the same op came before.
+    """
+    before = _here.store, _here.again, _here.mode
+    _here.store, _here.again, _here.mode = store, again, mode
     try:
         yield
     finally:
-        _here.store, _here.again = before
+        _here.store, _here.again, _here.mode = before
 
 
 def computed(compute: Callable[[], Result]) -> Result:
@@ -45,7 +54,8 @@ def computed(compute: Callable[[], Result]) -> Result:
         return store.popleft()
     _here.inside = True
     try:
-        made = compute()
+        with uncounted(_here.mode):
+            made = compute()
     finally:
         _here.inside = False
     if store is not None and not _here.again:

@@ -60,11 +60,12 @@ class Sizes:
         mine, samples, most = self._mine(batch)
         most_planned = self.rows * self.settings.microbatches
         if most > most_planned:
-            what = "one data rank" if isinstance(batch, LocalBatch) else "a step"
-            limit = most_planned if isinstance(batch, LocalBatch) else self.samples
+            local = isinstance(batch, LocalBatch)
+            limit = most_planned if local else self.samples
             raise OtherBatch(
-                f"the batch of {what} has {most if most != samples else samples} samples, and at "
-                f"most {limit} were planned: give fewer, or plan for more"
+                f"the batch of {'one data rank' if local else 'a step'} has "
+                f"{most if local else samples} samples, and at most {limit} were planned: give "
+                "fewer, or plan for more"
             )
         if samples == 0:
             raise OtherBatch("the batch has no sample on any rank")

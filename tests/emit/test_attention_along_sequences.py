@@ -3,6 +3,7 @@ the place of rows, a ring, and mixes of them on two axes."""
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from typing import Any
 
@@ -14,6 +15,8 @@ from torch import Tensor, nn
 from autopar.emit.pytorch import emit
 from autopar.files.cluster_file import load_cluster
 from autopar.frontends.pytorch.capture import capture
+from autopar.lowering.lowered import LoweringError
+from autopar.nouns.errors import UserError
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Spread, key
 from autopar.nouns.workload import Workload
@@ -87,6 +90,28 @@ def test_right_and_priced_as_issued(name: str, mesh: str, way: str) -> None:
     made = emitted(captured, Spread(Mesh.parse(mesh), {key(None, at.name): way}))
     torch.manual_seed(0)
     check(made, MODELS[name](), batch())
+
+
+@pytest.mark.parametrize("name", ["causal", "grouped"])
+def test_heads_that_ranks_do_not_divide_are_named(name: str) -> None:
+    workload = Workload(model=MODELS[name], batch=batch)
+    captured = capture_of(MODELS[name], batch)
+    if name == "causal":
+        made = plan_captured(captured, workload, CLUSTER, "m.py", {"cp_head": "4"})
+        assert made.plan.program_mesh.size("cp_head") == HEADS
+        return
+    says = "--fix cp_head=4 does not divide the 2 heads of keys and values .*: cp_head may be 1 or"
+    with pytest.raises(UserError, match=says):
+        plan_captured(captured, workload, CLUSTER, "m.py", {"cp_head": "4"})
+
+
+def test_a_choice_that_the_rule_does_not_have_is_named() -> None:
+    """Scores that are dropped cannot go around a ring."""
+    captured = capture_of(partial(Model, HEADS, dropout_p=0.1), batch)
+    (at,) = (op for op in captured.graph.ops if op.kind == "attention")
+    says = re.escape(f"{key(None, at.name)}: cp:ring is nothing that an axis may do to it")
+    with pytest.raises(LoweringError, match=says):
+        emitted(captured, Spread(Mesh.parse("cp=2"), {key(None, at.name): "cp:ring"}))
 
 
 class Placed(Model):

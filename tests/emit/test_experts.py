@@ -50,6 +50,7 @@ FIXES = (
         "ep=4,dp_shard=2,tp=2",
         "ep=2,cp=2",
         "cp=2,tp=2,ep=4",
+        "cp_ring=2,cp_head=2",
     ),
 )
 AUXILIARY = ("mixtral", "olmoe", "qwen2_moe")
@@ -103,6 +104,12 @@ def test_half_precision(family: str) -> None:
     error = torch.stack([(a - b).norm() for a, b in pairs]).norm()
     assert error < 0.1 * torch.stack([b.norm() for _, b in pairs]).norm()
     check_issued(made, low, 1)
+
+
+def test_ranks_of_which_each_has_its_experts_need_not_share_state() -> None:
+    made = _checked(_family("mixtral"), "ep=4,dp_shard=4,zero=0")
+    assert made.plan.stages[0].zero == 0
+    assert 'dispatch="ep"' in made.text
 
 
 def test_what_a_program_says_of_experts() -> None:

@@ -177,6 +177,8 @@ def allows(pins: Pins, split: Split) -> bool:
     others = (pins.cp or 1) * (pins.ep or 1) > 1
     if pins.zero is None or (others and split[1] == 1):
         return True
+    if pins.zero == 0 and (pins.ep or 1) % split[1] == 0:  # ranks with experts of their own
+        return True
     return (pins.zero > 0) == (split[1] > 1)
 
 

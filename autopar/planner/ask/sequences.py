@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 from autopar.lowering.lowered import LoweringError
 from autopar.lowering.spread import lower
-from autopar.nouns.axes import CONTEXT, SHARD
+from autopar.nouns.axes import CONTEXT, HEADS, SHARD
 from autopar.nouns.graph import Graph
-from autopar.nouns.layout import LayoutError, divisors
+from autopar.nouns.layout import LayoutError, alternatives, divisors
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Spread
 from autopar.rules.cut import BatchCut, Cut, Cuts, batch_cut
@@ -36,6 +36,28 @@ def cuts_along(graph: Graph, batch_dims: Mapping[str, int], cp: int, framework: 
         raise LayoutError(f"--fix cp={cp}: {error}", WITHOUT) from error
     assert cut.sequences is not None
     return Cuts(cut.samples, {cp: cut.sequences})
+
+
+def check_heads(graph: Graph, heads: int) -> None:
+    """Raises `LayoutError` where ``--fix cp_head`` asks more ranks to share the heads of attention
+    than their number allows.
+
+    Ranks have whole groups of queries' heads with the one of keys and values that these share; a
+    group itself is split where there is one.
+    """
+    for part in (graph, *(block.body for block in graph.blocks.values())):
+        for op in part.ops:
+            if op.kind != "attention":
+                continue
+            queries, keys = (part.tensors[name].shape[1] for name in op.inputs[:2])
+            most = keys if keys > 1 else queries
+            if most % heads:
+                raise LayoutError(
+                    f"--fix cp_head={heads} does not divide the {most} heads of "
+                    f"{'keys and values' if keys > 1 else 'queries'} at {op.source}: cp_head may "
+                    f"be {alternatives(divisors(most))}, or split rows in their place by cp_ring",
+                    {HEADS: "1"},
+                )
 
 
 def every_cut(graph: Graph, samples: Cut, devices: int) -> Cuts:

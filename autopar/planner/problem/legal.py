@@ -94,7 +94,7 @@ class Legal:
         others = alternatives(bound, axis, usual, self.cut.samples.choices[where])
         if apart or (axis == CONTEXT and self.rows):
             others = tuple(choice for choice in others if choice not in bound.factors)
-        if axis == HEADS and others:
+        if axis == HEADS and others and restricted(bound.rule).intersection(bound.splits(usual)):
             return tuple(choice for choice in others if choice in bound.factors)
         return others if axis == EXPERT and others else (usual, *others)
 
