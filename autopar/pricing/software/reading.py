@@ -169,8 +169,8 @@ def _passed(
     for taken, tensor in steps:
         if _module(tensor.name) not in without:
             for moved in collectives(taken, tensor.dtype, body.mesh, way):
-                # Where ranks trade rows for heads, these are cut by cp before tp, and tensor-parallel
-                # ranks would trade among themselves. Software cuts each one's own heads by cp.
+                # Where ranks trade rows for heads, cp cuts these before tp does, so that tp's
+                # ranks would trade too. Software cuts the heads of each of them by cp.
                 nested = moved.kind == "all_to_all" and moved.axis in OPS
                 if moved.axis in axes and not nested:
                     yield cast(Collective, moved.kind), float(moved.size_bytes)
