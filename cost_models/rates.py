@@ -159,7 +159,7 @@ def rates_of(
         softmax_bytes_per_s=c["memory_softmax"] * device.memory_bandwidth_bytes_per_s,
         route_bytes_per_s=memory * c["route_passes"] * device.memory_bandwidth_bytes_per_s,
         thin_size=c[family_constant("thin_size", device, c)],
-        expert_thin_size=c["expert_thin_size"],
+        expert_thin_size=c[family_constant("expert_thin_size", device, c)],
         product_s=c["product_graph_s" if software.graphs else "product_s"],
         expert_s=c["expert_s"],
         host_layer_s=0.0 if software.graphs else c["host_layer_s"],

@@ -1,5 +1,15 @@
 """What routed experts cost: formulas, of ranks that hold ``1/ep`` of a layer's experts, each cut
 ``etp`` ways.
+
+The implementation of experts (`autopar.rules.experts`, dispatch) moves the same rows. Against
+reading it off the family's graph, as attention on ranks that share a sequence is, stand:
+
+    folding     published software takes the ep ranks from tp, cp and the data axes in turn, so that
+                ep 8 beside tp 4 x cp 8 is tp and a quarter of cp: no axis of a mesh is part of one
+    one group   it exchanges once among all of these ranks; the implementation once along each axis
+    samples     ranks of data axes would be an axis of the graph, which has the samples of one rank
+    copies      a token goes once to every domain (DeepEP), or once for each expert that it takes
+    balance     the busiest rank has more rows than the mean
 """
 
 from __future__ import annotations
