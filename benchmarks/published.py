@@ -32,8 +32,11 @@ from autopar.planner.family.runs import peak_bytes, step_of
 from benchmarks.published_bands import report, time_ratios, write_bands
 from benchmarks.published_declarations import Row
 from benchmarks.published_errors import (
+    AMONG,
+    MOST_MEMORY,
     RANKING_TARGETS,
     TARGETS,
+    classes,
     defying,
     errors,
     memory_errors,
@@ -199,7 +202,7 @@ def evaluate(fit: Fit, quick: bool, rows: Mapping[str, Row]) -> dict[str, Any]:
         "classes": {
             name: {label: errors(fit, constants, members) for label, constants in left_out.items()}
             | {"targets": TARGETS.get(name)}
-            for name, members in by(lambda run: run.device_class).items()
+            for name, members in classes(fit.runs).items()
         },
         "sources": apart(source_of),
         "pipelines": {
@@ -280,6 +283,7 @@ def render(result: dict[str, Any], reasons: dict[str, str], fit: Fit) -> str:
         ("  sources unseen, rules as well", "unseen"),
     ):
         lines.append(_line(label, memory[key], memory["targets"][:2]))
+    lines += [_line(f"  {name}", memory[name], (MOST_MEMORY,)) for name in AMONG]
     for label, ranks in result["ranking"].items():
         least_tau, most_regret = RANKING_TARGETS[label]
         regret = "" if most_regret is None else f" (at most {most_regret:.0%})"
@@ -312,7 +316,7 @@ def render(result: dict[str, Any], reasons: dict[str, str], fit: Fit) -> str:
 
 
 def _line(name: str, entry: dict[str, float], targets: Any) -> str:
-    wanted = f"   {targets[0]:.1%}, {targets[1]:.0%}" if targets else ""
+    wanted = "   " + ", ".join(f"{most:.1%}" for most in targets) if targets else ""
     return (
         f"{name:44s} {entry['count']:4.0f} {entry['median']:7.1%} {entry['p90']:7.1%} "
         f"{entry['bias']:+7.1%}{wanted}"

@@ -264,7 +264,7 @@ def _fitted(general: Efficiency, device: Device, op_class: OpClass, head_dim: in
         name = family_constant("matmul", device, constants)
     else:
         share = attention_share(device, KERNEL, head_dim or USUAL_HEAD_DIM, constants)
-        size = constants["attention_seq"]
+        size = constants[family_constant("attention_seq", device, constants)]
         name = family_constant(f"attention_{KERNEL}", device, constants)
     origin = fitted_table()[name]
     return replace(general, compute=share, how=origin.how, basis=origin.basis, half_size=size)

@@ -93,10 +93,16 @@ def family_constant(name: str, device: Device, constants: Mapping[str, float]) -
 def product_share(device: Device, constants: Mapping[str, float]) -> float:
     """The share of the datasheet's peak that large matrix products reach."""
     share = constants[family_constant("matmul", device, constants)]
+    return share * _clock(device, constants)
+
+
+def _clock(device: Device, constants: Mapping[str, float]) -> float:
+    """What tensor cores reach within the board's power over the family's reference part."""
     reference_w = REFERENCE_POWER_W.get(device.family, 0.0)
-    if device.power_w and reference_w:
-        share = share * (device.power_w / reference_w) ** constants["power"]
-    return share
+    if not (device.power_w and reference_w):
+        return 1.0
+    ratio: float = (device.power_w / reference_w) ** constants["power"]
+    return ratio
 
 
 def attention_share(
@@ -116,7 +122,7 @@ def attention_share(
         padded = math.ceil(head_dim / 8) * 8  # fused kernels fill heads up to whole vectors
         share = share * head_dim / padded
     share = share * padded / (padded + half / EXPONENTIALS.get(device.name, 1.0))
-    return share * (128 + half) / 128
+    return share * (128 + half) / 128 * _clock(device, constants)
 
 
 def rates_of(
@@ -146,14 +152,14 @@ def rates_of(
         * c["expert_fused" if software.routing == "fused" else "expert"],
         attention_flops_per_s=attention * wide,
         attention_seq={"unfused": 0.0, "flash_old": 0.2 * c["attention_seq"]}.get(
-            software.attention, c["attention_seq"]
+            software.attention, c[family_constant("attention_seq", device, c)]
         ),
         attention_backward=2.0 if software.attention == "unfused" else 2.5,
         memory_bytes_per_s=memory * device.memory_bandwidth_bytes_per_s,
         softmax_bytes_per_s=c["memory_softmax"] * device.memory_bandwidth_bytes_per_s,
         route_bytes_per_s=memory * c["route_passes"] * device.memory_bandwidth_bytes_per_s,
         thin_size=c[family_constant("thin_size", device, c)],
-        expert_thin_size=c["expert_thin_size"],
+        expert_thin_size=c[family_constant("expert_thin_size", device, c)],
         product_s=c["product_graph_s" if software.graphs else "product_s"],
         expert_s=c["expert_s"],
         host_layer_s=0.0 if software.graphs else c["host_layer_s"],

@@ -14,6 +14,7 @@ from autopar.nouns.style import Style
 
 AttentionKernel = Literal["flash", "flash_new", "flash_old", "unfused"]
 MemoryDefinition = Literal["allocated", "reserved", "device"]
+Context = Literal["ring", "gather", "heads"]
 Routing = Literal["fused", "dispatched", "kernels", "eager"]
 States = Literal["megatron", "deepspeed", "deepspeed_bf16", "hybrid_zero", "fsdp", "bf16"]
 
@@ -50,6 +51,10 @@ class Software:
     """Tokens go to every expert's rank, or once to each domain that holds some (DeepEP)."""
     imbalance: float = 1.0
     """Load of the busiest expert rank over the mean."""
+    context: Context = "ring"
+    """What ranks that share a sequence do in attention: keys and values pass round a ring (Liu et
+    al. 2023), every rank gathers them (Dubey et al. 2024, section 3.3.2), or ranks trade rows for
+    heads (Jacobs et al. 2023, DeepSpeed Ulysses, section 3)."""
     tp_overlap: bool = False
     dp_overlap: bool = True
     ep_overlap: bool = False

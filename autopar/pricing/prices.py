@@ -44,9 +44,8 @@ class Prices:
     """By op, gradients through it, local extents; prices of one graph on other meshes share it.
 
     Not by ``fusion``: all share one, since a `Solver` lives for one search."""
-    figures: dict[tuple[Hashable, int], Figures] = field(default_factory=dict)
-    """Of parts of the graph as a trainer runs them, by the ranks that share a sequence; layouts
-    share them."""
+    figures: dict[Hashable, Figures] = field(default_factory=dict)
+    """Of parts of the graph as a trainer runs them; layouts of equal model axes share them."""
     _ops: dict[tuple[object, ...], int] = field(default_factory=dict)
     _moves: dict[Collective, int] = field(default_factory=dict)
 

@@ -80,14 +80,10 @@ def _copies(lowered: Lowered) -> dict[str, int]:
 
 
 def _figures(part: Lowered, prices: Prices, trainer: Trainer) -> Figures:
-    """With the tokens of one context rank; read off once for all layouts that have the same model
-    axes."""
+    """Read off once for all layouts that have the same model axes."""
     key: Hashable = part.block or tuple(op.op.name for op in part.ops if op.bound is not None)
-    whole, ways = (key, 1), trainer.layout.cp
-    if whole not in prices.figures:
+    if key not in prices.figures:
         apart = trainer.layout.sequence_parallel
         read = figures_of(part, prices.fusion, apart) if part.block else ends_of(part)
-        prices.figures[whole] = read
-    if (key, ways) not in prices.figures:
-        prices.figures[key, ways] = prices.figures[whole].over(ways)
-    return prices.figures[key, ways]
+        prices.figures[key] = read
+    return prices.figures[key]

@@ -39,7 +39,7 @@ def test_large_products_reach_what_was_measured() -> None:
 
 
 def test_thin_products_and_few_keys_reach_less() -> None:
-    sizes: dict[OpClass, str] = {"matmul": "thin_size", "attention": "attention_seq"}
+    sizes: dict[OpClass, str] = {"matmul": "thin_size", "attention": "attention_seq_hopper"}
     for op_class, size in sizes.items():
         rate = op_rate(H100, "bf16", op_class)
         full_s = rate.time_s(1e14, 0.0, launches=False) - rate.half_s

@@ -70,7 +70,7 @@ def test_a_layer_has_the_products_of_its_matrices(
     assert unit.attention.flops == pytest.approx(attention, rel=1e-3)
     assert unit.attention.keys == arch.seq
     assert unit.attention.scores == tokens * arch.seq * arch.heads / tp
-    assert unit.attention.kv_bytes == 2 * 2 * tokens * max(arch.kv_heads, tp) * arch.dim / tp
+    assert (unit.attention.hops, unit.attention.moved, unit.attention.moved_back) == (0, (), ())
     own = arch.moe_layer_parameters[0] if arch.is_moe else arch.dense_layer_parameters
     stored = own + arch.hidden * arch.experts * (tp - 1)  # routers are whole
     norms = (2 if arch.gated else 4) * arch.hidden
@@ -126,9 +126,39 @@ def test_ranks_of_a_sequence_share_its_work() -> None:
     assert whole.attention is not None
     assert part.attention is not None
     assert part.attention.flops == whole.attention.flops / 4
-    assert part.traffic.total == whole.traffic.total / 4
+    scales = 2 * 4 * LLAMA.hidden  # of two norms, which every rank reads whole in float32
+    assert part.traffic.total - scales == (whole.traffic.total - scales) / 4
     assert part.parameters == whole.parameters
     assert ends_of(LLAMA, Layout(64, cp=4), Software()).logits == 16 * 4096 * 32000 / 16 / 4
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_what_ranks_of_a_sequence_exchange_follows_from_how_they_attend(tp: int) -> None:
+    arch, cp = LLAMA, 4
+    layout = Layout(64, 2, tp=tp, cp=cp)
+    every = [
+        figures_of(arch, layout, Software(context=context))
+        for context in ("ring", "gather", "heads")
+    ]
+    assert every[0].moved == every[1].moved == every[2].moved
+    ring, gather, heads = (figures.attention for figures in every)
+    assert ring is not None
+    assert gather is not None
+    assert heads is not None
+    tokens = 2 * arch.seq
+    queries, keys = (2 * tokens * n * arch.dim / tp for n in (arch.heads, arch.kv_heads))
+    # A ring's keys come piece by piece; n - 1 times both keys and values go on.
+    assert (ring.keys, gather.keys, heads.keys) == (arch.seq / cp, arch.seq, arch.seq)
+    assert (ring.hops, ring.hop_bytes) == (cp - 1, 2 * keys / cp)
+    assert (ring.moved, ring.moved_back, gather.hops, heads.hops) == ((), (), 0, 0)
+    assert gather.moved == (("all_gather", keys),) * 2
+    assert gather.moved_back == (("reduce_scatter", keys),) * 2
+    # Queries, keys and values come by heads, and what is made of them goes back by rows.
+    traded = sorted(("all_to_all", size / cp) for size in (queries, queries, keys, keys))
+    assert sorted(heads.moved) == sorted(heads.moved_back) == traded
+    # Each has the work of its share: rows lie in zigzag.
+    assert ring.flops == pytest.approx(gather.flops) == pytest.approx(heads.flops)
+    assert ring.scores == gather.scores == heads.scores
 
 
 @pytest.mark.parametrize("arch", [LLAMA, GPT, MIXTRAL])

@@ -9,11 +9,14 @@ along the sequence.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
-from autopar.nouns.axes import TENSOR
+from autopar.cost_models.software import Context
+from autopar.nouns.axes import CONTEXT, TENSOR
 from autopar.nouns.graph import Graph
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Spread, key
+from autopar.planner.family.sequences import along_sequence
 from autopar.rules.registry import bind
 from autopar.rules.strategies import PASS_PARTIAL, operand_placement
 
@@ -62,9 +65,25 @@ BETWEEN: Mapping[str, str | int] = {
 """The same under sequence parallelism; without it every rank does all of these."""
 
 
-def spread_of(graph: Graph, mesh: Mesh, sequence_parallel: bool) -> Spread:
-    """How ``mesh`` runs a graph of `graph_of`, whose key heads tp must
-    divide."""
+def spread_of(
+    graph: Graph, mesh: Mesh, sequence_parallel: bool, context: Context = "ring"
+) -> Spread:
+    """How ``mesh`` runs a graph of `graph_of`, whose key heads tp must divide. context: what ranks
+    that share a sequence do in attention. Raises as `along_sequence`."""
+    spread = _tensor_parallel(graph, mesh, sequence_parallel)
+    cp = mesh.size(CONTEXT)
+    ops = dict(spread.ops)
+    for name, block in graph.blocks.items() if cp > 1 else ():
+        for op in block.body.ops:
+            if op.kind == "attention":
+                ahead = along_sequence(op, bind(op, block.body.tensors), context, cp)
+                inside = ops.get(key(name, op.name), "")
+                if ahead:
+                    ops[key(name, op.name)] = f"{ahead} {inside}".strip()
+    return replace(spread, ops=ops)
+
+
+def _tensor_parallel(graph: Graph, mesh: Mesh, sequence_parallel: bool) -> Spread:
     if mesh.size(TENSOR) == 1:
         return Spread(mesh)
     stream = "tp:S1" if sequence_parallel else "R"

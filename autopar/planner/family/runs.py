@@ -14,13 +14,14 @@ from itertools import accumulate
 
 from autopar.cost_models.columns import Number
 from autopar.cost_models.precision import stream_bytes
-from autopar.cost_models.software import Software, default_software
+from autopar.cost_models.software import Context, Software, default_software
 from autopar.frontends.family.arch import Arch
 from autopar.frontends.family.model import BATCH_DIMS, graph_of, kinds_of
 from autopar.lowering.precision import at_precision
 from autopar.lowering.spread import lower
-from autopar.nouns.axes import REPLICATE, SHARD, TENSOR
+from autopar.nouns.axes import CONTEXT, REPLICATE, SHARD, TENSOR
 from autopar.nouns.cluster import Cluster
+from autopar.nouns.graph import Graph
 from autopar.nouns.layout import Layout
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Memory
@@ -41,7 +42,7 @@ from autopar.pricing.software.trainer import Trainer, trainer_of
 from autopar.pricing.software_step import SteadyOrder
 from autopar.pricing.state import StateSharding
 from autopar.pricing.step_time import StepTime
-from autopar.rules.cut import batch_cut
+from autopar.rules.cut import BatchCut, batch_cut
 from autopar.rules.fusion import ALONE, Fusion, fusion
 
 DTYPES = {8: "float64", 4: "float32", 2: "bfloat16"}
@@ -57,6 +58,8 @@ class Way:
     is computed too."""
 
     tp: int
+    cp: int
+    context: Context
     sequence_parallel: bool
     style: Style
     drops: bool
@@ -79,6 +82,8 @@ class TrainingRun:
     def way(self) -> Way:
         return Way(
             tp=self.layout.tp,
+            cp=self.layout.cp,
+            context=self.software.context if self.layout.cp > 1 else "ring",
             sequence_parallel=self.layout.sequence_parallel,
             style=self.software.style,
             drops=self.software.dropout,
@@ -200,7 +205,8 @@ def _staged(run: TrainingRun, constants: Mapping[str, Number] | None = None) -> 
     x = run.layout
     trainer = trainer_of(run.cluster, x, run.software, run.precision, run.arch.dim, constants)
     model = model_of(run, trainer)
-    mesh = Mesh((REPLICATE, SHARD, TENSOR), (x.dp_replicate, x.dp_shard * x.cp, x.tp))
+    axes = (REPLICATE, SHARD, CONTEXT, TENSOR)
+    mesh = Mesh(axes, (x.dp_replicate, x.dp_shard, x.cp, x.tp))
     precision = DTYPES[stream_bytes(run.precision)]
     state = StateSharding(x.zero, mesh, x.microbatches, precision, trainer=trainer)
     order = _order(x)
@@ -211,10 +217,11 @@ def _staged(run: TrainingRun, constants: Mapping[str, Number] | None = None) -> 
 
 
 def model_of(run: TrainingRun, trainer: Trainer) -> CutModel:
-    """One microbatch on the tensor-parallel ranks of a layout, under its software."""
+    """One microbatch on the ranks of a layout that share a sequence or split its ops, under its
+    software."""
     x = run.layout
-    # Each tensor-parallel rank sends its share (scatter-gather), of its part of a sequence.
-    drawn = _drawn(run.arch, run.way, parts=x.cp * (1 if x.sequence_parallel else x.tp))
+    # Each tensor-parallel rank sends its share (scatter-gather).
+    drawn = _drawn(run.arch, run.way, parts=1 if x.sequence_parallel else x.tp)
     dtype = DTYPES[stream_bytes(run.precision)]
     mesh = drawn.cuts.lowered.mesh
     prices = Prices(run.cluster, mesh, dtype, drawn.fusion, trainer, figures=drawn.figures)
@@ -227,7 +234,7 @@ class _Drawn:
 
     cuts: Cuts
     fusion: Fusion
-    figures: dict[tuple[Hashable, int], Figures] = field(default_factory=dict)
+    figures: dict[Hashable, Figures] = field(default_factory=dict)
 
 
 @lru_cache(maxsize=1024)
@@ -236,21 +243,55 @@ def _drawn(arch: Arch, way: Way, parts: int) -> _Drawn:
     if parts > 1:
         whole = _drawn(arch, way, parts=1)
         return replace(whole, cuts=whole.cuts.sending(parts))
+    form = _form(arch, way)
+    graph = _graph(form)
+    mesh = Mesh((CONTEXT, TENSOR), (way.cp, way.tp))
+    spread = spread_of(graph, mesh, way.sequence_parallel, way.context)
+    lowered = lower(graph, spread, 1, _cut(form, way.cp))
+    return _Drawn(Cuts.of(lowered), _kernels(form) if way.style == "compiled" else ALONE)
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """What the graph of a model hangs on."""
+
+    arch: Arch
+    samples: int
+    drops: bool
+    whole_scores: bool
+    element_bytes: int
+
+
+def _form(arch: Arch, way: Way) -> _Form:
+    heads = way.tp * (way.cp if way.context == "heads" else 1)
     as_run = replace(
         arch,
         causal=arch.causal and not way.whole_scores,
-        kv_heads=max(arch.kv_heads, way.tp),  # ranks that share a head have it each
+        kv_heads=max(arch.kv_heads, heads),  # ranks that share a head have it each
         window=arch.window + KEY_TILE,
     )
+    return _Form(as_run, way.samples, way.drops, way.whole_scores, way.element_bytes)
+
+
+@lru_cache(maxsize=128)
+def _graph(form: _Form) -> Graph:
+    as_said = replace(form.arch, window=form.arch.window - KEY_TILE)
     kinds = tuple(
-        replace(kind, windowed=kind.windowed and not way.whole_scores) for kind in kinds_of(arch)
+        replace(kind, windowed=kind.windowed and not form.whole_scores)
+        for kind in kinds_of(as_said)
     )
-    graph = at_precision(
-        graph_of(as_run, way.samples, DROPOUT * way.drops, kinds), DTYPES[way.element_bytes]
-    )
-    spread = spread_of(graph, Mesh((TENSOR,), (way.tp,)), way.sequence_parallel)
-    lowered = lower(graph, spread, 1, batch_cut(graph, BATCH_DIMS))
-    return _Drawn(Cuts.of(lowered), fusion(graph) if way.style == "compiled" else ALONE)
+    made = graph_of(form.arch, form.samples, DROPOUT * form.drops, kinds)
+    return at_precision(made, DTYPES[form.element_bytes])
+
+
+@lru_cache(maxsize=512)
+def _cut(form: _Form, cp: int) -> BatchCut:
+    return batch_cut(_graph(form), BATCH_DIMS, cp)
+
+
+@lru_cache(maxsize=128)
+def _kernels(form: _Form) -> Fusion:
+    return fusion(_graph(form))
 
 
 def _order(layout: Layout) -> Order | SteadyOrder:

@@ -8,8 +8,7 @@ alone (`autopar.pricing.software.routed`).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, fields, replace
-from typing import TypeVar
+from dataclasses import dataclass, field
 
 from autopar.cost_models.collectives import Kind as Collective
 
@@ -20,7 +19,7 @@ SHARED = ("shared", "shared_gate", "shared_up", "shared_down")
 TILE = 256
 
 Moved = tuple[Collective, float]
-"""A collective over the tensor-parallel ranks: what it is, the bytes of its full-size side."""
+"""A collective over one axis: what it is, the bytes of its full-size side."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +67,19 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """flops: forward. keys: that a kernel sees. scores: elements of them. kv_bytes: of keys and
-    values that a rank has."""
+    """flops: forward. keys: that a kernel sees at once. scores: elements of them.
+
+    hops: how often keys and values of ``hop_bytes`` go on to the next of the ranks that share a
+    sequence. moved, moved_back: what else these ranks exchange, forward and backward.
+    """
 
     flops: float
     keys: float
     scores: float
-    kv_bytes: float
+    hops: int = 0
+    hop_bytes: float = 0.0
+    moved: tuple[Moved, ...] = ()
+    moved_back: tuple[Moved, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +121,10 @@ class Saved:
 class Figures:
     """Of one microbatch, after sharding; bytes as the stream's dtype has them.
 
-    traffic: forward; traffic_back: bytes of all of it in backward. moved: forward; backward has as
-    much. parameters: elements outside routed experts. tokens: whose rows pass through. logits:
-    elements that the loss reads, and the product that they come of; None: it is not here. largest:
-    elements of the largest parameter.
+    traffic: forward; traffic_back: bytes of all of it in backward. moved: over the tensor-parallel
+    ranks, forward; backward has as much. parameters: elements outside routed experts. tokens: whose
+    rows pass through. logits: elements that the loss reads, and the product that they come of;
+    None: it is not here. largest: elements of the largest parameter.
     """
 
     tokens: float
@@ -138,34 +143,3 @@ class Figures:
     @property
     def logits(self) -> float:
         return self.head.rows * self.head.columns if self.head else 0.0
-
-    def over(self, ways: int) -> Figures:
-        """With the tokens of each sample on so many ranks, whose work under a mask is balanced."""
-        if ways == 1:
-            return self
-        attention = self.attention
-        if attention is not None:
-            attention = replace(
-                attention,
-                flops=attention.flops / ways,
-                scores=attention.scores / ways,
-                kv_bytes=attention.kv_bytes / ways,
-            )
-        return replace(
-            self,
-            tokens=self.tokens / ways,
-            products=tuple(replace(p, rows=p.rows / ways) for p in self.products),
-            attention=attention,
-            traffic=_scaled(self.traffic, 1 / ways),
-            traffic_back=self.traffic_back / ways,
-            moved=tuple((kind, size / ways) for kind, size in self.moved),
-            head=self.head and replace(self.head, rows=self.head.rows / ways),
-            saved=_scaled(self.saved, 1 / ways),
-        )
-
-
-Sizes = TypeVar("Sizes", Saved, Traffic)
-
-
-def _scaled(sizes: Sizes, by: float) -> Sizes:
-    return replace(sizes, **{f.name: by * getattr(sizes, f.name) for f in fields(sizes)})

@@ -9,7 +9,9 @@ from dataclasses import fields, replace
 from typing import cast
 
 from autopar.cost_models.collectives import Kind as Collective
+from autopar.lowering.issued import internal_collectives
 from autopar.lowering.lowered import Lowered, LoweredOp, LoweredTensor
+from autopar.nouns.axes import OPS, SEQUENCES
 from autopar.nouns.graph import DTYPE_BYTES
 from autopar.nouns.plan import key
 from autopar.pricing.software.figures import (
@@ -25,7 +27,7 @@ from autopar.pricing.software.figures import (
 )
 from autopar.pricing.units.activations import Places
 from autopar.rules.fusion import Fusion
-from autopar.rules.resharding import collectives
+from autopar.rules.resharding import SHIFT, collectives
 from autopar.rules.work import Moves, Work, extents, kept_bytes, op_work
 
 NORMS = ("layer_norm", "rms_norm")
@@ -50,7 +52,7 @@ def figures_of(body: Lowered, fused: Fusion, apart: bool) -> Figures:
     alone = apart and experts is not None and not beside
     samples, positions, hidden = body.tensors["x"].tensor.shape
     return Figures(
-        tokens=samples * positions,
+        tokens=samples * positions / body.mesh.ways(SEQUENCES),
         hidden=hidden,
         parameters=float(sum(_outside_experts(body))),
         products=tuple(_products(own, body)),
@@ -62,7 +64,7 @@ def figures_of(body: Lowered, fused: Fusion, apart: bool) -> Figures:
             }
         ),
         traffic_back=sum(w.backward_bytes for w in light.values()),
-        moved=tuple(_moved(body, ("mlp_norm", *ROUTED) if alone else ())),
+        moved=tuple(_passed(body, OPS, "forward", ("mlp_norm", *ROUTED) if alone else ())),
         experts=experts,
         saved=_saved(own, body, fused),
     )
@@ -81,7 +83,7 @@ def ends_of(root: Lowered) -> Figures:
     samples, positions, hidden = root.tensors[stream].tensor.shape
     sizes = [*_outside_experts(root)]
     return Figures(
-        samples * positions,
+        samples * positions / root.mesh.ways(SEQUENCES),
         hidden,
         float(sum(sizes)),
         head=next(iter(heads), None),
@@ -119,13 +121,17 @@ def _part(name: str) -> str:
 def _attention(op: LoweredOp, body: Lowered, works: dict[str, Work]) -> Attention:
     assert op.bound is not None
     local = extents(op.bound, op.strategy, body.mesh)
-    query, keys, values = (math.prod(local[f] for dim in t for f in dim) for t in op.bound.operands)
-    size = DTYPE_BYTES[body.graph.tensors[op.op.inputs[1]].dtype]
+    query = math.prod(local[f] for dim in op.bound.operands[0] for f in dim)
+    inside = [*internal_collectives(op, body.mesh)]
+    shifts = [i for i in inside if i.collective.kind == SHIFT and i.direction == "forward"]
     return Attention(
         flops=works[op.op.name].forward_flops,
         keys=min(local["t"], op.op.attrs.get("window") or local["t"]),
-        scores=query / local["d"] * local["t"],
-        kv_bytes=size * (keys + values),
+        scores=query / local["d"] * op.bound.factors["t"].size,
+        hops=sum(shift.times for shift in shifts),
+        hop_bytes=max((float(shift.collective.size_bytes) for shift in shifts), default=0.0),
+        moved=tuple(_passed(body, SEQUENCES, "forward")),
+        moved_back=tuple(_passed(body, SEQUENCES, "backward")),
     )
 
 
@@ -152,16 +158,23 @@ def _products(ops: Sequence[LoweredOp], body: Lowered) -> Iterator[Product]:
     yield from made.values()
 
 
-def _moved(body: Lowered, without: tuple[str, ...]) -> Iterator[Moved]:
-    """Forward collectives. without: modules whose results are not counted."""
+def _passed(
+    body: Lowered, axes: tuple[str, ...], way: str, without: tuple[str, ...] = ()
+) -> Iterator[Moved]:
+    """Collectives over one of the axes between ops. without: modules whose results are not
+    counted."""
     tensors = body.graph.tensors
     steps = [(value.steps, value.tensor) for value in body.tensors.values()]
     steps += [(o.steps, tensors[o.name]) for op in body.ops for o in op.operands]
     steps += [(o.steps, tensors[o.name]) for o in body.outputs]
-    for way, tensor in steps:
+    for taken, tensor in steps:
         if _module(tensor.name) not in without:
-            for moved in collectives(way, tensor.dtype, body.mesh, "forward"):
-                yield cast(Collective, moved.kind), float(moved.size_bytes)
+            for moved in collectives(taken, tensor.dtype, body.mesh, way):
+                # Where ranks trade rows for heads, cp cuts these before tp does, so that tp's
+                # ranks would trade too. Software cuts the heads of each of them by cp.
+                nested = moved.kind == "all_to_all" and moved.axis in OPS
+                if moved.axis in axes and not nested:
+                    yield cast(Collective, moved.kind), float(moved.size_bytes)
 
 
 def _saved(ops: Sequence[LoweredOp], body: Lowered, fused: Fusion) -> Saved:

@@ -1,16 +1,23 @@
-"""What routed experts and ring attention cost where no implementation of theirs is priced yet.
+"""What routed experts cost: formulas, of ranks that hold ``1/ep`` of a layer's experts, each cut
+``etp`` ways.
 
-Formulas, of ranks that hold ``1/ep`` of a layer's experts (each cut ``etp`` ways) and of ``cp``
-ranks that share a sequence. They go when plans split experts and sequences: both are then ops with
-implementations of their own, priced as all others are.
+The implementation of experts (`autopar.rules.experts`, dispatch) moves the same rows. Against
+reading it off the family's graph, as attention on ranks that share a sequence is, stand:
+
+    folding     published software takes the ep ranks from tp, cp and the data axes in turn, so that
+                ep 8 beside tp 4 x cp 8 is tp and a quarter of cp: no axis of a mesh is part of one
+    one group   it exchanges once among all of these ranks; the implementation once along each axis
+    samples     ranks of data axes would be an axis of the graph, which has the samples of one rank
+    copies      a token goes once to every domain (DeepEP), or once for each expert that it takes
+    balance     the busiest rank has more rows than the mean
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from autopar.nouns.axes import CONTEXT, EXPERT
-from autopar.pricing.software.figures import Attention, Experts, Figures, Product
+from autopar.nouns.axes import EXPERT
+from autopar.pricing.software.figures import Experts, Figures, Product
 from autopar.pricing.software.trainer import EXPERT_TENSOR, Trainer
 from autopar.pricing.units.moves import move_time_s
 
@@ -81,15 +88,6 @@ def routed_of(unit: Figures, trainer: Trainer) -> Routed:
 def routed_elements(unit: Figures, trainer: Trainer) -> float:
     """Of the parameters of a unit's routed experts, those that one rank holds."""
     return unit.experts.parameters / trainer.layout.expert_ranks if unit.experts else 0.0
-
-
-def ring_s(attention: Attention, trainer: Trainer) -> float:
-    """Keys and values pass round the ring of cp ranks (Liu et al. 2023)."""
-    ways = trainer.layout.cp
-    if ways == 1:
-        return 0.0
-    hop_s = move_time_s(trainer.cluster, trainer.mesh, "p2p", CONTEXT, attention.kv_bytes)
-    return (ways - 1) * hop_s
 
 
 def _exchanged_s(experts: Experts, trainer: Trainer, routed_bytes: float, gathered: int) -> float:

@@ -14,13 +14,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
+from autopar.cost_models.collectives import Kind as Collective
 from autopar.cost_models.columns import Number
 from autopar.cost_models.overlap import Room
 from autopar.cost_models.precision import is_narrow
-from autopar.nouns.axes import TENSOR
+from autopar.nouns.axes import CONTEXT, TENSOR
 from autopar.pricing.software.again import Again, again_of
 from autopar.pricing.software.figures import Attention, Figures
-from autopar.pricing.software.routed import Routed, ring_s, routed_of
+from autopar.pricing.software.routed import Routed, routed_of
 from autopar.pricing.software.states import gradient_element_bytes
 from autopar.pricing.software.trainer import Trainer
 from autopar.pricing.units.moves import move_time_s
@@ -38,9 +41,9 @@ CAST_BYTES = 4
 # fused one are read once more. Backward has two thirds of it.
 LOSS_BYTES = {"eager": 16, "fused": 6, "chunked": 8}
 
-# Share of attention's time behind which the ring's next keys and values can travel: the first piece
-# has none before it.
-RING_HIDES = 0.9
+# Shifts of a piece of keys and values in backward over forward's: they pass once more, and the sums
+# of their gradients beside them (Liu et al. 2023, section 3).
+SHIFTS_BACK = 2
 
 # Passes of scores through memory that no kernel keeps on chip: product, mask and soft-max read and
 # write them, dropout does once more.
@@ -158,17 +161,39 @@ def _moved(
     )
     products_s = r.tp_hidden * 2 * ops.product_s
     tensor = room.hide((2 + again.products) * tensor_s * r.tp_wire, products_s)
-    context = 0.0
-    if figures.attention is not None and trainer.layout.cp > 1:
-        passes_s = (3 + again.products) * ring_s(figures.attention, trainer)
-        context = room.hide(passes_s, RING_HIDES * ops.attention_s * (1 + r.attention_backward))
+    there, back = _context_s(figures.attention, ops.attention_s, trainer)
+    context = (1 + again.attention) * there + back
     route_s = (2 + again.route) * routed.moved_s * r.ep_wire
     route = room.hide(route_s, r.ep_hidden * compute_s)
     # Of equal collectives, forward has one pass.
-    forward = tensor / (2 + again.products) + context / (3 + again.products)
-    forward = forward + route / (2 + again.route)
+    forward = tensor / (2 + again.products) + there + route / (2 + again.route)
     by_axis = {"tensor": tensor, "context": context, "expert": route}
     return (forward, tensor + context + route - forward), by_axis
+
+
+def _context_s(
+    attention: Attention | None, compute_s: Number, trainer: Trainer
+) -> tuple[Number, Number]:
+    """Seconds, (forward, backward), of what passes in attention between ranks that share a
+    sequence. ``compute_s``: of attention's forward.
+
+    What goes round a ring of n ranks does so while n - 1 of its n blocks compute, as
+    `Prices.inside` has it; all else is waited for.
+    """
+    if attention is None or trainer.layout.cp == 1:
+        return 0.0, 0.0
+
+    def moved_s(kind: Collective, size_bytes: float) -> float:
+        return move_time_s(trainer.cluster, trainer.mesh, kind, CONTEXT, size_bytes)
+
+    ring_s = attention.hops * moved_s("p2p", attention.hop_bytes)
+    hides_s = compute_s * attention.hops / (attention.hops + 1)
+    ahead = np.maximum(ring_s - hides_s, 0.0)
+    behind = np.maximum(SHIFTS_BACK * ring_s - trainer.rates.attention_backward * hides_s, 0.0)
+    return (
+        ahead + sum(moved_s(*one) for one in attention.moved),
+        behind + sum(moved_s(*one) for one in attention.moved_back),
+    )
 
 
 def _forward(figures: Figures, routed: Routed, trainer: Trainer) -> _Forward:
