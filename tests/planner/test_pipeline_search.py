@@ -243,7 +243,7 @@ def test_ranks_recompute_as_much_as_each_must(name: str) -> None:
 def test_ranks_split_as_much_of_their_state_as_each_must() -> None:
     """No rank could do with a lower level of ZeRO, and one level for all is slower."""
     fix = {"pp": "2", "dp_shard": "4", "microbatch": "1", "schedule": "1f1b", "offload": "none"}
-    of = question(gpt(layers=8, **{**LARGE, "b": 64}), 64, NODE, fix)
+    of = question(gpt(layers=6, **{**LARGE, "b": 16}), 16, NODE, fix)
     one, two = (
         search_plan(replace(of, pins=replace(of.pins, recompute=Recompute(), zero=zero))).best
         for zero in (1, 2)

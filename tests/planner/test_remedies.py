@@ -86,7 +86,8 @@ def test_pins_that_do_not_help_alone_are_given_up_together_before_a_degree() -> 
 
 
 def test_a_smaller_batch_is_named_where_the_batch_may_not_be_cut() -> None:
-    asked = on(DEVICES, (least() + least(cut=False)) // 2)
+    # A whole batch would fit halfway, squeezed.
+    asked = on(DEVICES, least() + (least(cut=False) - least()) // 3)
     with pytest.raises(DoesNotFit) as error:
         search_or_advise(replace(asked, obstacles=("statistics over the batch",)))
     parts = search_plan(asked).best.decided.candidate.microbatches

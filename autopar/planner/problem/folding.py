@@ -30,6 +30,7 @@ from autopar.planner.problem.legal import Legal
 from autopar.planner.problem.move_prices import MovePrices
 from autopar.planner.problem.nodes import OWNED, Folded, Node
 from autopar.planner.problem.op_tables import OpTable, op_table
+from autopar.planner.problem.posed import Posed, Stored
 from autopar.pricing.prices import Prices
 from autopar.pricing.state_prices import StatePrices
 from autopar.rules.cut import BatchCut
@@ -55,16 +56,33 @@ def fold(
 ) -> Folded:
     """Builds the folded problem on ``mesh`` (with its ``microbatch`` axis in front, trimmed).
 
-    ``must_split``, ``even``, ``experts``, ``rows``: see `Legal`. ``recompute``: of a block's
-    activations only the inputs outlive a call.
+    ``must_split``, ``even``, ``experts``, ``rows``: see `Legal`. ``state``, ``recompute``: see
+    `Posed.charged`.
 
     Raises `NoStrategy` where the batch cannot be cut as the data axes ask.
     """
+    posed = pose(graph, mesh, cut, prices, bindings, must_split, even, experts, rows)
+    return posed.charged(state, recompute, usage_limit)
+
+
+def pose(
+    graph: Graph,
+    mesh: Mesh,
+    cut: BatchCut,
+    prices: Prices,
+    bindings: Bindings,
+    must_split: bool = False,
+    even: bool = False,
+    experts: int | None = None,
+    rows: bool = False,
+) -> Posed:
+    """As `fold`, with the model's state free of charge."""
     legal = Legal(mesh, cut, bindings, must_split, even, experts, rows)
-    codes = Codes(mesh)
-    ledger = Ledger(MovePrices(codes, prices), mesh.size(MICROBATCH))
-    _Folding(graph, legal, state, ledger, recompute).run()
-    return Folded(ledger.problem(usage_limit), ledger.nodes, codes)
+    ledger = Ledger(MovePrices(Codes(mesh), prices), mesh.size(MICROBATCH))
+    folding = _Folding(graph, legal, ledger)
+    folding.run()
+    codes = ledger.moves.codes
+    return Posed(ledger.problem(), ledger.nodes, codes, folding.stored, prices, must_split)
 
 
 class _Folding:
@@ -74,24 +92,21 @@ class _Folding:
         self,
         graph: Graph,
         legal: Legal,
-        state: StatePrices,
         ledger: Ledger,
-        recompute: bool,
     ) -> None:
         self.graph = graph
         self.legal = legal
         self.codes = ledger.moves.codes
         self.mesh = self.codes.mesh
         self.cut = legal.cut
-        self.state = state
         self.ledger = ledger
         self.fusion = ledger.moves.prices.fusion
-        self.recompute = recompute
         self.calls = dict.fromkeys(graph.blocks, 0)
         # Where each tensor comes from: a node and the name that it has there, or a fixed sharding.
         self.source: dict[tuple[Scope, str], tuple[int, str]] = {}
         self.fixed: dict[tuple[Scope, str], int] = {}
         self.tables: dict[tuple[Scope, str], OpTable] = {}
+        self.stored: list[Stored] = []
 
     def run(self) -> None:
         for op in self.graph.ops:
@@ -145,7 +160,8 @@ class _Folding:
             "op",
             table.strategies,
             table.cost * (calls * self.ledger.microbatches),
-            table.saved * (1 if self.recompute else calls),
+            table.saved * calls,
+            table.saved,
             calls,
             dict(zip(op.outputs, table.gives, strict=True)),
             self.legal.usual(scope, op),
@@ -154,7 +170,7 @@ class _Folding:
         for position, name in enumerate(op.inputs):
             tensor = graph.tensors[name]
             if self._owned(scope, tensor, many):
-                self._own_parameter(scope, node, tensor, table.wants[position], copies)
+                self._own_parameter(scope, index, tensor, table.wants[position], copies)
             elif (scope, name) in self.fixed:
                 given, wants = self.fixed[scope, name], table.wants[position]
                 if tensor.role == "buffer" and op.attrs.get("updates_buffers"):
@@ -190,7 +206,7 @@ class _Folding:
         return tensor.role == "parameter" and tensor.name not in many
 
     def _own_parameter(
-        self, scope: Scope, node: Node, tensor: Tensor, wants: Ints, copies: int
+        self, scope: Scope, index: int, tensor: Tensor, wants: Ints, copies: int
     ) -> None:
         """A parameter with one reader is stored as its reader wants it.
 
@@ -198,13 +214,13 @@ class _Folding:
         the batch cuts it in storage where the op decides so, as experts are; one that has a dim of
         the batch is whole, and a rank takes its piece.
         """
+        node = self.ledger.nodes[index]
         usual = self._usual(node)
         digits = self.codes.digits(wants)
         digits = np.where(self.codes.batch & (usual | (digits < SPLIT_DIGIT)), WHOLE_DIGIT, digits)
         stored = self.codes.pack(np.where(digits == PARTIAL_DIGIT, WHOLE_DIGIT, digits))
         shardings, option_of = self._distinct(stored)
-        node.costs = node.costs + self._state_prices(tensor, shardings, copies)[option_of]
-        node.usages = node.usages + self._state_bytes(tensor, shardings, copies)[option_of]
+        self.stored.append(Stored(index, tensor, shardings, option_of, copies))
         node.results[OWNED + key(scope, tensor.name)] = stored
 
     def _usual(self, node: Node) -> npt.NDArray[np.bool_]:
@@ -217,12 +233,6 @@ class _Folding:
             ],
             bool,
         ).reshape(len(node.decisions), len(axes))
-
-    def _state_prices(self, tensor: Tensor, stored: list[Sharding], copies: int) -> Ints:
-        return np.array([self.state.price(tensor, s) * copies for s in stored], np.int64)
-
-    def _state_bytes(self, tensor: Tensor, stored: list[Sharding], copies: int) -> Ints:
-        return np.array([self.state.bytes(tensor, s) * copies for s in stored], np.int64)
 
     def _distinct(self, codes: Ints) -> tuple[list[Sharding], Ints]:
         """The different shardings among ``codes``, and which of them each is."""
@@ -245,16 +255,12 @@ class _Folding:
         options = self.codes.model_part(np.unique(np.array(codes, np.int64)))
         ordered = self._ordered(options) + self._on_batch_axes(grad)
         stored = [self.codes.sharding(c) for c in self.codes.model_part(ordered).tolist()]
-        node = Node(
-            key(scope, tensor.name),
-            "parameter",
-            stored,
-            self._state_prices(tensor, stored, copies),
-            self._state_bytes(tensor, stored, copies),
-            copies,
-        )
+        none = np.zeros(len(stored), np.int64)
+        node = Node(key(scope, tensor.name), "parameter", stored, none, none, none, copies)
         node.results[tensor.name] = ordered
-        self.source[scope, tensor.name] = (self.ledger.add(node), tensor.name)
+        index = self.ledger.add(node)
+        self.stored.append(Stored(index, tensor, stored, np.arange(len(stored)), copies))
+        self.source[scope, tensor.name] = (index, tensor.name)
 
     def _ordered(self, options: Ints) -> Ints:
         """Different options without partial sums on model axes, in the order of their texts."""
@@ -301,14 +307,14 @@ class _Folding:
         enters = ((a, entering_on(a, tensor, self.cut, where)) for a in self._batch_axes)
         produced = self.codes.of(Sharding.of(enters))
         index = self._shared_node(scope, graph, tensor, np.array([produced]), readers, 1)
-        if self.recompute and tensor.differentiable:
+        if tensor.differentiable:
             node = self.ledger.nodes[index]
             local = [
                 math.prod(self.codes.sharding(c).local_shape(tensor.shape, self.mesh))
                 for c in node.results[tensor.name].tolist()
             ]
             each = DTYPE_BYTES[tensor.dtype] * self.calls[scope]
-            node.usages = node.usages + np.array(local, np.int64) * each
+            node.kept_again = np.array(local, np.int64) * each
 
     def _shared_node(
         self,
@@ -332,7 +338,7 @@ class _Folding:
         ordered = self._ordered(self.codes.model_part(np.concatenate(codes)) + data)
         none = np.zeros(len(ordered), np.int64)
         shared = [self.codes.sharding(c) for c in ordered.tolist()]
-        node = Node(key(scope, tensor.name), "shared", shared, none, none, calls)
+        node = Node(key(scope, tensor.name), "shared", shared, none, none, none, calls)
         node.results[tensor.name] = ordered
         index = self.ledger.add(node)
         self.source[scope, tensor.name] = (index, tensor.name)

@@ -89,7 +89,7 @@ class Ledger:
             self._moved[way] = self.moves.between(tensor, gives, wants, grad, handed)
         self._times[way] += times
 
-    def problem(self, usage_limit: int | None) -> Problem:
+    def problem(self) -> Problem:
         """All nodes live all the time: what a step keeps, it keeps at the peak."""
         costs = [n.costs for n in self.nodes]
         edges: dict[tuple[int, int], Ints] = {}
@@ -103,9 +103,8 @@ class Ledger:
             known = edges.get((a, b))
             edges[a, b] = matrix if known is None else capped_sum(known, matrix)
         return Problem.build(
-            [(c, n.usages, (0, 1)) for c, n in zip(costs, self.nodes, strict=True)],
+            [(c, n.kept, (0, 1)) for c, n in zip(costs, self.nodes, strict=True)],
             [(a, b, m) for (a, b), m in edges.items()],
-            usage_limit,
             labels=[n.labels() for n in self.nodes],
         )
 

@@ -27,7 +27,10 @@ class Node:
     decisions: Sequence[Strategy] | Sequence[Sharding]
     """An op's strategies, or the shardings of a shared copy or parameter; data axes included."""
     costs: Ints
-    usages: Ints
+    kept: Ints
+    """Bytes for backward."""
+    kept_again: Ints
+    """The same where of a block's activations only the inputs outlive a call."""
     count: int
     results: dict[str, Ints] = field(default_factory=dict)
     """For each tensor that the node gives: the code of its sharding under each option."""

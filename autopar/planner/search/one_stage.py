@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 from autopar.nouns.recompute import COMPUTE, FULL, SELECTIVE, Recompute, policies
 from autopar.planner.ask.candidates import Candidate, StateLayout, layouts, offloaded
 from autopar.planner.ask.question import Answer, Question
+from autopar.planner.problem.posed import Posed, least_used
 from autopar.planner.problem.solving import Solver
-from autopar.planner.solve.solved import Charged, Solved, solve, state_of
+from autopar.planner.solve.solved import Charged, Solved, charge, solve, state_of
 from autopar.planner.solve.standings import Standings, Steps, beat, drop, offers, order
 from autopar.planner.staged.lightening import lightest
 from autopar.pricing.memory import overhead
@@ -129,13 +130,14 @@ class OneStage:
         over = memory.total - memory.limit
         if over > memory.activations or over <= 0:  # or the host's memory is what is short
             return []
-        again = solve(self.question, solved.candidate, self.solver, charged)
-        held = 0 if again is None else again.solution.peak
+        candidate, posed = solved.candidate, solved.posed
+        problem = charge(self.question, candidate, posed, charged).problem
+        held, least = problem.peak(solved.solution.choice), least_used(problem)
         for share in (1.05, 1.5, 2.5):
             limit = int(held - share * over)
-            if limit <= 0:
+            if limit < least:
                 break
-            again = solve(self.question, solved.candidate, self.solver, charged, limit)
+            again = solve(self.question, candidate, self.solver, charged, limit, posed)
             if again is None:
                 break
             answer = self._answer(again, charged.layout)
@@ -152,12 +154,14 @@ class OneStage:
         """``now`` with ``best`` solved again: data traffic at what its price left exposed, until
         objective and time agree."""
         candidate, layout = best.decided.candidate, best.decided.layout
+        posed: Posed | None = None
         exposed = best.priced.time.exposed_share
         for _ in range(REFINEMENTS):
             charged = Charged(layout, exposed)
-            solved = solve(self.question, candidate, self.solver, charged)
+            solved = solve(self.question, candidate, self.solver, charged, posed=posed)
             if solved is None:
                 break
+            posed = solved.posed
             again = self._answer(solved, layout)
             if _fits(again) and again.priced.time.total_s <= best.priced.time.total_s:
                 if now.alarms.on(again):

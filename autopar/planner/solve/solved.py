@@ -13,9 +13,10 @@ from autopar.nouns.problem import NoFeasibleAnswer, Solution
 from autopar.nouns.recompute import KEEP_ALL
 from autopar.planner.ask.candidates import Candidate, StateLayout
 from autopar.planner.ask.question import Decided, Question
-from autopar.planner.problem.folding import fold
+from autopar.planner.problem.folding import pose
 from autopar.planner.problem.legal import NoStrategy
 from autopar.planner.problem.nodes import Folded
+from autopar.planner.problem.posed import Posed
 from autopar.planner.problem.solving import Solver
 from autopar.pricing.cut_model import CutModel
 from autopar.pricing.cuts import Cuts
@@ -45,11 +46,13 @@ def hidden(data: int) -> Charged:
 class Solved:
     """A candidate's optimum.
 
-    spread: on the data axes of the layout that was charged; `decided` puts it on another's.
+    posed:  the candidate's problem, to be charged for other layouts.
+    spread: on one data axis; `decided` puts it on those of a layout.
     model:  prices every layout of the candidate.
     """
 
     candidate: Candidate
+    posed: Posed
     folded: Folded
     solution: Solution
     spread: Spread
@@ -81,50 +84,64 @@ def solve(
     solver: Solver,
     charged: Charged | None = None,
     usage_limit: int | None = None,
-    must_split: bool = False,
+    posed: Posed | None = None,
 ) -> Solved | None:
     """The best sharding of all ops for a candidate; None where the model cannot be cut so.
 
-    ``charged``: None for what is `hidden`, so that the optimum is a bound.
+    ``charged``: None for what is `hidden`, so that the optimum is a bound. ``posed``: of the same
+    candidate, where that is known.
 
     A model so small that tensor parallelism costs more than it saves would leave the tp ranks with
     the same work; such an answer is replaced by the best one that splits the products.
     """
     charged = charged or hidden(candidate.data)
-    layout = charged.layout
-    mesh = layout.mesh(candidate.model)
-    full = Mesh((MICROBATCH, *mesh.axes), (candidate.microbatches, *mesh.sizes)).trimmed()
-    works = solver.bindings.works
-    prices = Prices(question.cluster, full, question.precision, question.fusion, works=works)
-    state = StatePrices(question.cluster, state_of(question, layout, candidate), charged.exposed)
     try:
-        folded = fold(
-            question.graph,
-            full,
-            question.cuts.of(candidate.model),
-            prices,
-            state,
-            solver.bindings,
-            usage_limit,
-            must_split,
-            not question.uneven,
-            layout.recompute.runs_again,
-            # One rank alone is no candidate, but what a sample takes at least.
-            question.pins.ep if candidate.ranks > 1 else None,
-            question.pins.cp_ring is not None,
-        )
+        posed = posed or _posed(question, candidate, solver, must_split=False)
+        folded = charge(question, candidate, posed, charged, usage_limit)
         solution = solver(folded.problem, candidate.name, limited=usage_limit is not None)
+        spread = folded.spread(solution.choice.tolist())
+        if idle_axes(spread) and not posed.must_split:
+            posed = _posed(question, candidate, solver, must_split=True)
+            return solve(question, candidate, solver, charged, usage_limit, posed)
     except (NoStrategy, NoFeasibleAnswer):
         return None
-    spread = replace(folded.spread(solution.choice.tolist()), mesh=mesh)
-    if idle_axes(spread) and not must_split:
-        return solve(question, candidate, solver, charged, usage_limit, True)
-    lowered = lower(
-        question.graph, spread, candidate.microbatches, question.cuts.of(candidate.model)
+    cut = question.cuts.of(candidate.model)
+    lowered = lower(question.graph, spread, candidate.microbatches, cut)
+    summary = summarise(lowered, posed.prices, question.framework)
+    model = CutModel(Cuts.of(lowered), summary, posed.prices, question.framework)
+    return Solved(candidate, posed, folded, solution, spread, model)
+
+
+def charge(
+    question: Question,
+    candidate: Candidate,
+    posed: Posed,
+    charged: Charged,
+    usage_limit: int | None = None,
+) -> Folded:
+    """A candidate's problem with the state of one layout."""
+    state = state_of(question, charged.layout, candidate)
+    prices = StatePrices(question.cluster, state, charged.exposed)
+    return posed.charged(prices, charged.layout.recompute.runs_again, usage_limit)
+
+
+def _posed(question: Question, candidate: Candidate, solver: Solver, must_split: bool) -> Posed:
+    """The problem of ops and moves. Raises `NoStrategy`."""
+    mesh = hidden(candidate.data).layout.mesh(candidate.model)
+    full = Mesh((MICROBATCH, *mesh.axes), (candidate.microbatches, *mesh.sizes)).trimmed()
+    works = solver.bindings.works
+    return pose(
+        question.graph,
+        full,
+        question.cuts.of(candidate.model),
+        Prices(question.cluster, full, question.precision, question.fusion, works=works),
+        solver.bindings,
+        must_split,
+        not question.uneven,
+        # One rank alone is no candidate, but what a sample takes at least.
+        question.pins.ep if candidate.ranks > 1 else None,
+        question.pins.cp_ring is not None,
     )
-    summary = summarise(lowered, prices, question.framework)
-    model = CutModel(Cuts.of(lowered), summary, prices, question.framework)
-    return Solved(candidate, folded, solution, spread, model)
 
 
 def lowered_of(question: Question, decided: Decided) -> Lowered:

@@ -15,11 +15,11 @@ import numpy as np
 
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.mesh import Mesh
-from autopar.nouns.problem import FORBIDDEN
 from autopar.nouns.recompute import KEEP_ALL, Recompute
 from autopar.nouns.zero import ZERO
 from autopar.planner.ask.candidates import Candidate, StateLayout, model_mesh
 from autopar.planner.ask.question import Question
+from autopar.planner.problem.posed import least_used
 from autopar.planner.problem.solving import Solver
 from autopar.planner.solve.solved import Solved, solve
 from autopar.planner.staged.shapes import EVERY, Shape
@@ -167,13 +167,12 @@ class Models:
         """The fastest sharding under a limit near the least that any holds."""
         if fastest is None:
             return None
-        problem, held = fastest.solved.folded.problem, fastest.solved.solution.peak
-        allowed = np.where(problem.cost < FORBIDDEN, problem.usage, held)
-        least = int(np.minimum.reduceat(allowed, problem.strategy_start[:-1]).sum())
+        posed, held = fastest.solved.posed, fastest.solved.solution.peak
+        least = least_used(fastest.solved.folded.problem)
         if held <= HOLDS_MORE * least:
             return None
         limit, candidate = int(least + LEAN * (held - least)), fastest.solved.candidate
-        solved = solve(self.question, candidate, self.solver, usage_limit=limit)
+        solved = solve(self.question, candidate, self.solver, usage_limit=limit, posed=posed)
         return None if solved is None or solved.repeats else self._model(solved)
 
     def add(self, solved: Solved) -> None:
