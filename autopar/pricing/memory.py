@@ -12,7 +12,7 @@ from autopar.nouns.recompute import Recompute
 from autopar.pricing.offload import chunk_bytes, kept_bytes, resident_bytes, room_bytes
 from autopar.pricing.software.memory import Overhead, overhead_of
 from autopar.pricing.software.trainer import Trainer
-from autopar.pricing.state import StateSharding
+from autopar.pricing.state import StateSharding, sharers
 from autopar.pricing.summary import Summary
 from autopar.pricing.units.held import StageBytes
 from autopar.pricing.units.unit import Kind
@@ -161,7 +161,7 @@ def _gathered_bytes(summary: Summary, state: StateSharding) -> int:
         return sum(n * DTYPE_BYTES[k.dtype] for k, n in shared(numel))
 
     def shared(numel: Mapping[Kind, int]) -> list[tuple[Kind, int]]:
-        return [(kind, n) for kind, n in numel.items() if state.mesh.sharing(kind.split)]
+        return [(kind, n) for kind, n in numel.items() if sharers(state.mesh, kind.split) > 1]
 
     sizes = [(whole(unit.trained), copies) for unit, copies in summary.owners()]
     largest = max(2 * whole(u.trained) + reduced(u.trained) for u, _ in summary.owners())

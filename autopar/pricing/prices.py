@@ -22,7 +22,7 @@ from autopar.pricing.units.moves import move_time_s
 from autopar.rules.fusion import ALONE, Fusion
 from autopar.rules.resharding import SHIFT, Collective, Step, collectives
 from autopar.rules.strategies import flows
-from autopar.rules.work import Work, extents, op_work
+from autopar.rules.work import Work, extents, op_work, split_ways
 
 PICOSECONDS = 10**12
 
@@ -41,7 +41,8 @@ class Prices:
     fusion: Fusion = ALONE
     trainer: Trainer | None = None
     works: dict[tuple[object, ...], Work] = field(default_factory=dict)
-    """By op, gradients through it, local extents; prices of one graph on other meshes share it.
+    """By op, gradients through it, local extents, and how many ways each of its implementations
+    splits it: these do other work on equal pieces. Prices of one graph on other meshes share it.
 
     Not by ``fusion``: all share one, since a `Solver` lives for one search."""
     figures: dict[Hashable, Figures] = field(default_factory=dict)
@@ -117,7 +118,9 @@ class Prices:
             return 0, 0
         name = key(scope, op.op.name)
         local = extents(op.bound, op.strategy, self.mesh)
-        place = (name, flows(op.op, tensors), *local.values())
+        ways = split_ways(op.strategy, self.mesh) if op.bound.rule.implementations else {}
+        runs = (ways.get(each.choice, 1) for each in op.bound.rule.implementations)
+        place = (name, flows(op.op, tensors), *local.values(), *runs)
         work = self.works.get(place)
         if work is None:
             fused = self.fusion.moves.get(name)

@@ -7,7 +7,8 @@ gradients in the dtype that they are reduced in.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
 
 from autopar.nouns.axes import REPLICATE
 from autopar.nouns.graph import DTYPE_BYTES
@@ -17,6 +18,12 @@ from autopar.nouns.zero import Zero, over
 from autopar.pricing.software.trainer import Trainer
 from autopar.pricing.units.unit import Kind
 from autopar.rules.resharding import Collective
+
+
+@lru_cache(maxsize=1024)
+def sharers(mesh: Mesh, split: str) -> int:
+    """Ranks of ``mesh`` that share the state of what the axes ``split`` split."""
+    return mesh.ways(mesh.sharing(split))
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +41,18 @@ class StateSharding:
     """As `Stage.offload`."""
     trainer: Trainer | None = None
     """Whose ways of keeping and moving state are priced; None: those of emitted programs."""
+    shard: int = field(init=False, compare=False)
+    """Ranks that share what no axis of theirs splits."""
+    split: Zero = field(init=False, compare=False)
+    """What is split over the ranks that share state."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shard", sharers(self.mesh, ""))
+        object.__setattr__(self, "split", over(self.zero, self.shard))
 
     @property
     def offloads(self) -> bool:
         return self.offload == "optimizer"
-
-    @property
-    def shard(self) -> int:
-        """Ranks that share what no axis of theirs splits."""
-        return self.mesh.ways(self.mesh.sharing())
 
     @property
     def replicate(self) -> int:
@@ -51,11 +61,6 @@ class StateSharding:
     def moved_dtype(self, dtype: str) -> str:
         """The dtype in which a parameter is gathered: compute precision under FSDP."""
         return self.precision if self.fsdp and dtype == "float32" else dtype
-
-    @property
-    def split(self) -> Zero:
-        """What is split over the ranks that share state."""
-        return over(self.zero, self.shard)
 
     @property
     def fsdp(self) -> bool:
@@ -79,7 +84,7 @@ class StateSharding:
         return round(held * DTYPE_BYTES[kind.dtype] * touched)
 
     def _held(self, numel: int, kind: Kind, split: bool) -> int:
-        return -(-numel // self.mesh.ways(self.mesh.sharing(kind.split))) if split else numel
+        return -(-numel // sharers(self.mesh, kind.split)) if split else numel
 
     def traffic(self, numel: int, kind: Kind) -> Iterator[tuple[str, Collective, int]]:
         """(phase, collective, times a step) for ``numel`` elements that one model rank holds.

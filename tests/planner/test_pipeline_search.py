@@ -273,3 +273,11 @@ def test_ranks_split_as_much_of_their_state_as_each_must() -> None:
     ones = [Choice(1, stage.recompute) for stage in best.decided.stages]
     all_one = prices.staged(made, ones).memory(runs, made)
     assert [memory.total <= limit for memory in all_one] == [False, True]
+
+
+def test_a_stage_to_every_unit_leaves_no_cut_to_try_and_is_planned() -> None:
+    """So many microbatches that cuts are not all played."""
+    graph, batch = gpt(layers=5, **{**LARGE, "b": 20_000}), 20_000
+    fix = {"pp": "8", "tp": "1", "microbatch": "1", "schedule": "1f1b"}
+    best = search_plan(question(graph, batch, NODE, fix)).best
+    assert len(best.decided.stages) == 8

@@ -8,10 +8,10 @@ and pipelines beside them (`autopar.planner.staged.pipelines`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from autopar.nouns.axes import EXPERT, HEADS, SEQUENCES
+from autopar.nouns.axes import EXPERT, SEQUENCES
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.errors import UserError
 from autopar.nouns.layout import LayoutError
@@ -21,6 +21,7 @@ from autopar.planner.ask.candidates import Candidate, Sharing, candidates
 from autopar.planner.ask.question import Answer, Outcome, Question
 from autopar.planner.ask.selections import orders, parts
 from autopar.planner.problem.solving import Solver
+from autopar.planner.search.best_first import SHARED, Families, try_families
 from autopar.planner.search.one_stage import OneStage
 from autopar.planner.solve.alarms import Alarms, sentences
 from autopar.planner.solve.solved import Solved, solve
@@ -29,7 +30,6 @@ from autopar.planner.staged.in_full import settled
 from autopar.planner.staged.pipelines import Pipelines
 from autopar.pricing.utilization import cluster_peak_s
 
-SHARED = (EXPERT, *SEQUENCES)
 AS_FAST = 1.01
 """Step times this close are equal to a reader; the model's own error is larger. Between such, a
 plan of one stage is taken."""
@@ -117,38 +117,13 @@ def _search(question: Question, progress: Progress) -> Outcome:
     )
 
 
-def _share(alone: OneStage, firsts: Sequence[Solved], now: Standings) -> Steps:
-    """Tries candidates whose ranks share sequences or experts, where they may be faster than the
-    best plan.
-
-    Fewer that share, or as many with samples and experts of their own, compute as much in larger
-    pieces and move less of activations, so their bound is one for these too.
-    """
-    question = alone.question
+def _sharing(question: Question, families: Families) -> Families:
+    """Families whose ranks share sequences or experts, beside ``families``; least first."""
     devices = question.cluster.device_count
     every = candidates(devices, question.batch, question.pins, question.sharing.within(devices))
-    families = _by_degree(question.legal(every))
-    known = {first.candidate.model: first.bound_s for first in firsts}
-    for model in sorted(families, key=lambda mesh: mesh.ways(SHARED)):
-        if model in known:
-            continue
-        less = [bound for one, bound in known.items() if _shares_less(one, model)]
-        if max(less, default=0.0) >= now.best_s:
-            continue
-        solved = solve(question, families[model][0], alone.solver)
-        if solved is not None:
-            known[model] = solved.bound_s
-            now = replace(now, bound_s=min(now.bound_s, solved.bound_s))
-            now = yield from alone.try_family(solved, families[model], now)
-        alone.solver.check()
-    return now
-
-
-def _shares_less(one: Mesh, other: Mesh) -> bool:
-    """On the same model axes, and by rows alone."""
-    alike = one.without(SHARED) == other.without(SHARED) and one.size(HEADS) == 1
-    ways = ((one.ways(axes), other.ways(axes)) for axes in ((EXPERT,), SEQUENCES))
-    return alike and all(more % less == 0 for less, more in ways)
+    more = _by_degree(question.legal(every))
+    least_first = sorted(more, key=lambda mesh: mesh.ways(SHARED))
+    return {mesh: more[mesh] for mesh in least_first if mesh not in families}
 
 
 def _shared_by(question: Question, best: Answer | None) -> Sharing:
@@ -163,18 +138,18 @@ def _shared_by(question: Question, best: Answer | None) -> Sharing:
 def _steps(
     alone: OneStage,
     firsts: Sequence[Solved],
-    families: Mapping[Mesh, Sequence[Candidate]],
+    families: Families,
     now: Standings,
 ) -> Steps:
     """Plans of one stage, then of several beside them. Ranks that all do the same are for where
     nothing else fits."""
     question = alone.question
+    shared = {} if (question.pins.pp or 1) > 1 else _sharing(question, families)
     for repeats in (False, True):
-        for first in firsts if now.best is None else ():
-            if first.repeats == repeats:
-                now = yield from alone.try_family(first, families[first.candidate.model], now)
-    if (question.pins.pp or 1) == 1:
-        now = yield from _share(alone, firsts, now)
+        if now.best is None:
+            own = {f.candidate.model: f for f in firsts if f.repeats == repeats}
+            tried = {**{mesh: families[mesh] for mesh in own}, **({} if repeats else shared)}
+            now = yield from try_families(alone, own, tried, now)
     if now.best is not None:
         now = alone.refined(now.best, now)
         yield now

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from autopar.nouns.recompute import COMPUTE, FULL, SELECTIVE, Recompute, policies
-from autopar.planner.ask.candidates import Candidate, StateLayout, layouts, offloaded
+from autopar.planner.ask.candidates import StateLayout, layouts, offloaded
 from autopar.planner.ask.question import Answer, Question
 from autopar.planner.problem.posed import Posed, least_used
 from autopar.planner.problem.solving import Solver
 from autopar.planner.solve.solved import Charged, Solved, charge, solve, state_of
-from autopar.planner.solve.standings import Standings, Steps, beat, drop, offers, order
+from autopar.planner.solve.standings import Standings, Steps, drop, offers, order
 from autopar.planner.staged.lightening import lightest
 from autopar.pricing.memory import overhead
 from autopar.pricing.offload import streamed_s
@@ -34,28 +34,6 @@ class OneStage:
     question: Question
     solver: Solver
 
-    def try_family(self, first: Solved, family: Sequence[Candidate], now: Standings) -> Steps:
-        """Adds microbatches until memory does not bind or the bound loses."""
-        for candidate in family:
-            again = candidate != first.candidate
-            solved = solve(self.question, candidate, self.solver) if again else first
-            roomy = False
-            if solved is not None:
-                if solved.bound_s >= now.best_s:
-                    now = beat(now, candidate, solved.bound_s)
-                    yield now
-                    break
-                self.solver.tell(f"{candidate.name}: bound {solved.bound_s * 1e3:.4g} ms")
-                answers = self.answers(solved)
-                now = yield from self.tried(solved, answers, now)
-                roomy = _fits(min(answers, key=order))
-            now = replace(now, tried=now.tried + 1)
-            yield now
-            self.solver.check()
-            if roomy:  # the fastest layout fits, so more microbatches cannot help
-                break
-        return now
-
     def answers(self, solved: Solved) -> list[Answer]:
         """Every state sharding of a solved candidate, by simulation."""
         pins, framework = self.question.pins, self.question.framework
@@ -69,23 +47,16 @@ class OneStage:
     def tried(self, solved: Solved, answers: Sequence[Answer], now: Standings) -> Steps:
         """Offers ``answers``. Where the fastest does not fit, it is squeezed, and what may then be
         faster than the best plan has the optimizer's state offloaded."""
-        now, squeezed = (yield from offers(now, answers)), list[Answer]()
-        fit = any(map(_fits, answers))
-        if fit and _fits(min(answers, key=order)):
+        now = yield from offers(now, answers)
+        if _fits(min(answers, key=order)):
             return now
-        if fit:
-            now = yield from self._squeeze_faster(solved, answers, now)
-        else:
-            squeezed = self._squeeze(solved, answers)
-            now = yield from offers(now, squeezed)
+        now = yield from self._squeeze_faster(solved, answers, now)
         relieved: list[Answer] = []
         for answer in answers if self.question.offloads else ():
             if self._relieves(solved, answer, now):
                 relieved.append(self._answer(solved, offloaded(answer.decided.layout)))
                 now = yield from offers(now, relieved[-1:])
-        if relieved and not (fit or squeezed or any(map(_fits, relieved))):
-            now = yield from offers(now, self._squeeze(solved, relieved))
-        return now
+        return (yield from self._squeeze_faster(solved, relieved, now))
 
     def _lightened(self, solved: Solved, answers: Sequence[Answer]) -> list[Answer]:
         """What fits where all blocks recompute and not where they keep products, with as few blocks
@@ -109,23 +80,24 @@ class OneStage:
             tightest.setdefault(answer.decided.layout.recompute, answer)
         for answer in tightest.values():
             if not _fits(answer) and answer.priced.time.total_s < now.best_s:
-                now = yield from offers(now, self._squeeze(solved, [answer]))
+                now = yield from offers(now, self._squeeze(solved, answer))
         return now
 
     def _relieves(self, solved: Solved, answer: Answer, now: Standings) -> bool:
         """Whether an answer that does not fit may be faster than the best plan with the optimizer's
-        state in host memory: that never takes less time, and frees no more than that state."""
+        state in host memory: that never takes less time, and frees no more than that state and what
+        other shardings do."""
         memory, device = answer.priced.memory, self.question.cluster.device
         share, _ = overhead(solved.summary.packages, device)
         late_s = streamed_s(device, memory.optimizer, self.question.optimizer)
-        hopeless = memory.total - (1 + share) * memory.optimizer > memory.limit
+        freed = (1 + share) * (memory.optimizer + solved.squeezable)
+        hopeless = memory.total - freed > memory.limit
         if memory.fits or (hopeless and now.best is not None):
             return False
         return answer.priced.time.total_s + late_s < now.best_s
 
-    def _squeeze(self, solved: Solved, answers: Sequence[Answer]) -> list[Answer]:
+    def _squeeze(self, solved: Solved, tightest: Answer) -> list[Answer]:
         """Solves again with a price on memory, so that the tightest layout may fit after all."""
-        tightest = min(answers, key=_needed)
         charged, memory = Charged(tightest.decided.layout, 1.0), tightest.priced.memory
         over = memory.total - memory.limit
         if over > memory.activations or over <= 0:  # or the host's memory is what is short

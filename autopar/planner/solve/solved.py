@@ -16,7 +16,7 @@ from autopar.planner.ask.question import Decided, Question
 from autopar.planner.problem.folding import pose
 from autopar.planner.problem.legal import NoStrategy
 from autopar.planner.problem.nodes import Folded
-from autopar.planner.problem.posed import Posed
+from autopar.planner.problem.posed import Posed, least_used
 from autopar.planner.problem.solving import Solver
 from autopar.pricing.cut_model import CutModel
 from autopar.pricing.cuts import Cuts
@@ -71,6 +71,11 @@ class Solved:
     @property
     def bound_s(self) -> float:
         return max(self.solution.lower_bound, 0.0) / PICOSECONDS
+
+    @property
+    def squeezable(self) -> int:
+        """Bytes that other shardings may free."""
+        return self.solution.peak - least_used(self.folded.problem)
 
     @property
     def repeats(self) -> bool:

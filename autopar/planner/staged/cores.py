@@ -214,7 +214,8 @@ class CoreTrials:
     def _moved(self, tables: Sequence[Table], best: Trial, most: float) -> Trial:
         """``most``: of its memory, what a rank may need."""
         for _ in range(MOVES):
-            options = self._by_table(tables, [*_moves(best.ends)])
+            moves = [*_moves(best.ends)]
+            options = self._by_table(tables, moves) if moves else []  # a unit a stage: none moves
             fitting = [option for option in options if option.filled <= most]
             faster = min(fitting, key=lambda option: option.step_s, default=best)
             if faster.step_s >= best.step_s * (1 - 1e-9):

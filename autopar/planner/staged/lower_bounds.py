@@ -8,7 +8,7 @@ gains no more over the slowest than it does where one device has all of the mode
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autopar.nouns.offload import OFFLOAD
 from autopar.nouns.recompute import KEEP_ALL
@@ -112,9 +112,8 @@ class LowerBounds:
         share, process = overhead(model.solved.summary.packages, question.cluster.device)
         saved = min(m, pp) * life.saved / pp + life.peak - life.saved
         candidate = shape.candidate
-        for layout in layouts(candidate.data, question.pins, model=candidate.model):
-            if layout.recompute != recompute:
-                continue
+        pins = replace(question.pins, recompute=recompute)
+        for layout in layouts(candidate.data, pins, model=candidate.model):
             for one in (layout, offloaded(layout)) if question.offloads else (layout,):
                 whole = self._whole(one, shape.candidate, model)
                 needed = (1 + share) * (whole.state_bytes / pp + saved) + process
@@ -130,7 +129,9 @@ class LowerBounds:
     def _whole(self, layout: StateLayout, candidate: Candidate, model: Model) -> Whole:
         if layout not in model.layouts:
             state = state_of(self.question, layout, candidate)
-            held = stage_bytes(model.solved.summary, state, layout.recompute)
+            if state not in model.held:  # recomputation changes nothing of the state
+                model.held[state] = stage_bytes(model.solved.summary, state, layout.recompute)
+            held = model.held[state]
             size = held.parameters + held.gradients + held.optimizer
             devices = [group.device for group in self.question.cluster.groups]
             late_s = held.host and held.host * min(map(streamed_slope, devices))
