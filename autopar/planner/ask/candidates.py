@@ -80,9 +80,11 @@ def sequence_splits(pins: Pins, cp: int) -> list[tuple[int, int]]:
 
 
 def _near_splits(cp: int, near: int) -> list[tuple[int, int]]:
-    """(rows, heads) of what is not pinned; ``near``: ranks of ``cp`` that fast links join."""
-    heads = max((n for n in divisors(cp) if n <= near), default=1)
-    return [(cp, 1)] if heads in (1, cp) else [(cp, 1), (cp // heads, heads)]
+    """(rows, heads) of what is not pinned: rows alone; heads among the ranks of ``cp`` that fast
+    links join, ``near`` of them; and among twice as many: with few heads of keys, less may move."""
+    most = max((n for n in divisors(cp) if n <= near), default=1)
+    heads = [n for n in (most, 2 * most) if 1 < n < cp and cp % n == 0]
+    return [(cp, 1), *((cp // n, n) for n in heads)]
 
 
 def degrees_text(mesh: Mesh, between: str = " ") -> str:

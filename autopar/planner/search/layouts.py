@@ -127,12 +127,14 @@ def _sharing(question: Question, families: Families) -> Families:
 
 
 def _shared_by(question: Question, best: Answer | None) -> Sharing:
-    """What ranks of pipelines share: as in the best plan of one stage, where there is one."""
+    """What ranks of pipelines share: as in the best plan of one stage, where there is one, and
+    sequences among fewer, since stages need less memory."""
     if best is None:
         return question.sharing
     model = best.decided.candidate.model
     along, experts = model.ways(SEQUENCES), model.size(EXPERT)
-    return Sharing((along,) * (along > 1), (experts,) * (experts > 1), question.sharing.near)
+    fewer = tuple(n for n in question.sharing.along if n <= along)
+    return Sharing(fewer, (experts,) * (experts > 1), question.sharing.near)
 
 
 def _steps(
