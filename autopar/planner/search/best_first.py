@@ -10,7 +10,7 @@ import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from autopar.nouns.axes import EXPERT, HEADS, SEQUENCES
+from autopar.nouns.axes import CONTEXT, EXPERT, HEADS, SEQUENCES
 from autopar.nouns.mesh import Mesh
 from autopar.planner.ask.candidates import Candidate
 from autopar.planner.ask.question import Answer
@@ -101,7 +101,7 @@ def try_families(
 
 
 def _shares_less(one: Mesh, other: Mesh) -> bool:
-    """On the same model axes, and by rows alone."""
+    """On the same model axes, and by rows alone. Heads beside rows may move less than so many rows,
+    and no less than the rows that they stand beside."""
     alike = one.without(SHARED) == other.without(SHARED) and one.size(HEADS) == 1
-    ways = ((one.ways(axes), other.ways(axes)) for axes in ((EXPERT,), SEQUENCES))
-    return alike and all(more % less == 0 for less, more in ways)
+    return alike and all(other.size(axis) % one.size(axis) == 0 for axis in (EXPERT, CONTEXT))
