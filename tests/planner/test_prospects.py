@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 
+from autopar.nouns.mesh import Mesh
+from autopar.planner.ask.candidates import Candidate, model_mesh
+from autopar.planner.search.best_first import Known
 from autopar.planner.search.layouts import search_plan
 from autopar.planner.search.prospects import Prospect
 from tests.planner.graphs import gpt
@@ -33,3 +36,21 @@ def planned(asked: Any) -> tuple[float, int]:
     """(seconds of the best plan, candidates that were solved)"""
     outcome = search_plan(asked)
     return outcome.best.priced.time.total_s, outcome.tried
+
+
+@pytest.mark.parametrize(
+    ("mesh", "promise_s"),
+    [
+        (model_mesh(2, ring=8), 7.0),
+        (model_mesh(2, ring=4), 5.0),
+        (model_mesh(2, ring=2, head=4), 5.0),  # not 7: heads may move less than rows
+        (model_mesh(2, ring=2, ep=4), 5.0),
+        (model_mesh(2, ep=4), 4.0),
+        (model_mesh(4, ring=8), 0.0),
+    ],
+)
+def test_a_mesh_that_is_not_solved_promises_what_those_that_share_less_take(
+    mesh: Mesh, promise_s: float
+) -> None:
+    known = Known({model_mesh(2): 4.0, model_mesh(2, ring=2): 5.0, model_mesh(2, ring=8): 7.0})
+    assert known.promise_s(Candidate(1, mesh, 1)) == promise_s
