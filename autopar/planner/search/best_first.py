@@ -46,11 +46,16 @@ class Known:
 
 
 def try_families(
-    alone: OneStage, firsts: Mapping[Mesh, Solved], families: Families, now: Standings
+    alone: OneStage,
+    firsts: Mapping[Mesh, Solved],
+    families: Families,
+    now: Standings,
+    every: list[Solved],
 ) -> Steps:
     """Solves and offers what may be faster than the best plan, the most promising first.
 
-    ``firsts``: first candidates that have been solved; the others are when they come up.
+    ``firsts``: first candidates that have been solved; the others are when they come up, and go to
+    ``every``.
     """
     question, solver = alone.question, alone.solver
     known = Known({mesh: first.bound_s for mesh, first in firsts.items()})
@@ -78,7 +83,9 @@ def try_families(
             push(mesh, index)
             continue
         solved = firsts.get(mesh) if index == 0 else None
-        solved = solved or solve(question, candidate, solver)
+        if solved is None:
+            solved = solve(question, candidate, solver)
+            every += [] if solved is None else [solved]
         if solved is not None:
             if index == 0:
                 known.bounds[mesh] = solved.bound_s
