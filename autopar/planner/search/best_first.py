@@ -46,16 +46,11 @@ class Known:
 
 
 def try_families(
-    alone: OneStage,
-    firsts: Mapping[Mesh, Solved],
-    families: Families,
-    now: Standings,
-    every: list[Solved],
+    alone: OneStage, firsts: Mapping[Mesh, Solved], families: Families, now: Standings
 ) -> Steps:
     """Solves and offers what may be faster than the best plan, the most promising first.
 
-    ``firsts``: first candidates that have been solved; the others are when they come up, and go to
-    ``every``.
+    ``firsts``: first candidates that have been solved; the others are when they come up.
     """
     question, solver = alone.question, alone.solver
     known = Known({mesh: first.bound_s for mesh, first in firsts.items()})
@@ -83,9 +78,7 @@ def try_families(
             push(mesh, index)
             continue
         solved = firsts.get(mesh) if index == 0 else None
-        if solved is None:
-            solved = solve(question, candidate, solver)
-            every += [] if solved is None else [solved]
+        solved = solved or solve(question, candidate, solver)
         if solved is not None:
             if index == 0:
                 known.bounds[mesh] = solved.bound_s

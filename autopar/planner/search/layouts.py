@@ -146,19 +146,18 @@ def _steps(
     """Plans of one stage, then of several beside them. Ranks that all do the same are for where
     nothing else fits."""
     question = alone.question
-    every = [*firsts]
     shared = {} if (question.pins.pp or 1) > 1 else _sharing(question, families)
     for repeats in (False, True):
         if now.best is None:
             own = {f.candidate.model: f for f in firsts if f.repeats == repeats}
             tried = {**{mesh: families[mesh] for mesh in own}, **({} if repeats else shared)}
-            now = yield from try_families(alone, own, tried, now, every)
+            now = yield from try_families(alone, own, tried, now)
     if now.best is not None:
         now = alone.refined(now.best, now)
         yield now
     one_stage = now.best
     pipelines = Pipelines(question, alone.solver, _shared_by(question, one_stage))
-    now = yield from pipelines.search(question.pipeline_ranks, every, now)
+    now = yield from pipelines.search(question.pipeline_ranks, firsts, now)
     now = _settled(question, one_stage, now)
     yield now
     return now
