@@ -12,7 +12,7 @@ axis here: local shapes are those of one microbatch on one rank.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from autopar.lowering.lowered import (
@@ -34,6 +34,13 @@ from autopar.rules.registry import bind
 from autopar.rules.resharding import Step, reshard
 from autopar.rules.strategies import DEFER, NOTHING, PASS_PARTIAL, Strategy, flows, shardings
 
+Binder = Callable[[str | None, Op, Graph], BoundRule]
+"""The rule of an op of a block fitted to its shapes."""
+
+
+def _bound(block: str | None, op: Op, graph: Graph) -> BoundRule:
+    return bind(op, graph.tensors)
+
 
 def lower(
     graph: Graph,
@@ -42,8 +49,10 @@ def lower(
     cut: BatchCut,
     block: str | None = None,
     inputs: Mapping[str, Sharding] | None = None,
+    binder: Binder = _bound,
 ) -> Lowered:
-    """The consequences of ``spread`` for ``graph``, whose batch is cut so."""
+    """The consequences of ``spread`` for ``graph``, whose batch is cut so. ``binder``: gives rules
+    that are fitted already to who lowers a graph many times."""
     mesh = Mesh((MICROBATCH, *spread.mesh.axes), (microbatches, *spread.mesh.sizes)).trimmed()
     blocks: dict[str, Lowered] = {}
     for name, repeated in graph.blocks.items():
@@ -54,8 +63,8 @@ def lower(
             n: _entering(given[n], mesh, repeated.body.tensors[n], cut, key(name, n))
             for n in repeated.body.inputs
         }
-        blocks[name] = lower(repeated.body, spread, microbatches, cut, name, entering)
-    scope = _Scope(graph, spread, mesh, cut, block, blocks)
+        blocks[name] = lower(repeated.body, spread, microbatches, cut, name, entering, binder)
+    scope = _Scope(graph, spread, mesh, cut, block, blocks, binder)
     for tensor in graph.tensors.values():
         if inputs is not None and tensor.name in inputs:
             given_so = inputs[tensor.name]
@@ -85,6 +94,7 @@ class _Scope:
     cut: BatchCut
     block: str | None
     blocks: Mapping[str, Lowered]
+    binder: Binder
     tensors: dict[str, LoweredTensor] = field(default_factory=dict)
     readers: Counter[str] = field(init=False)
 
@@ -117,7 +127,7 @@ class _Scope:
             wants, gives, into = self._call(op)
             usual = gives
         else:
-            bound = bind(op, self.graph.tensors)
+            bound = self.binder(self.block, op, self.graph)
             where = key(self.block, op.name)
             decided = Strategy.parse(self.spread.ops.get(where, "whole"))
             _check_choices(decided, where, bound)

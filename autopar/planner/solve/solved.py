@@ -111,7 +111,8 @@ def solve(
     except (NoStrategy, NoFeasibleAnswer):
         return None
     cut = question.cuts.of(candidate.model)
-    lowered = lower(question.graph, spread, candidate.microbatches, cut)
+    binder = solver.bindings.of
+    lowered = lower(question.graph, spread, candidate.microbatches, cut, binder=binder)
     summary = summarise(lowered, posed.prices, question.framework)
     model = CutModel(Cuts.of(lowered), summary, posed.prices, question.framework)
     return Solved(candidate, posed, folded, solution, spread, model)
