@@ -5,12 +5,14 @@
 Each model is built from its public configuration and planned with nothing pinned; where a source
 trained it on that device, batch and sequence, its layout is planned too, pinned, and the searched
 plan must be no slower by the same price. Nothing is allocated and nothing runs. Each row is a
-process of its own: CPU seconds and peak memory are those of the whole search, capture included.
+process of its own, which looks for garbage as seldom as the command does: CPU seconds and peak
+memory are those of the whole search, capture included.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import resource
 import sys
 import time
@@ -22,6 +24,7 @@ import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
 import autopar
+from autopar.__main__ import SELDOM
 from autopar.files.cluster_file import cluster_from_text
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.errors import UserError
@@ -196,6 +199,7 @@ def work(name: str) -> dict[str, Any]:
     from autopar.frontends.dispatch import capture
     from autopar.planner.planning import plan_captured
 
+    gc.set_threshold(*SELDOM)
     row, start = ROWS[name], time.process_time()
     workload, cluster = _workload(row), cluster_of(row)
     captured = capture(workload)
