@@ -16,8 +16,9 @@ from tests.planner.graphs import gpt
 from tests.planner.test_search import LARGE, NODE, question
 
 
-@pytest.mark.parametrize("share", [1.0, 0.15, 0.08, 0.05])
-@pytest.mark.parametrize("batch", [32, 96])
+@pytest.mark.parametrize(
+    ("share", "batch"), [(1.0, 32), (0.15, 32), (0.08, 32), (0.05, 32), (0.05, 96)]
+)
 def test_a_search_by_prospects_loses_nothing_to_one_that_solves_all(
     share: float, batch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
