@@ -27,7 +27,7 @@ no profile says how much a training process of the device holds; on a CPU that i
 
 def stage_bytes(summary: Summary, state: StateSharding, recompute: Recompute) -> StageBytes:
     """What a stage holds; ``summary`` is of that stage alone."""
-    parameters, gradients, optimizer, host = _state_bytes(summary, state)
+    parameters, gradients, optimizer, host = held_of_state(summary, state)
     if summary.xla is None:
         life = summary.life(recompute)
         saved, passing = life.saved, life.peak - life.saved
@@ -96,7 +96,7 @@ def overhead(packages: Set[str], device: Device) -> tuple[float, int]:
     return device.heap_share or ALLOCATOR_SHARE, held
 
 
-def _state_bytes(summary: Summary, state: StateSharding) -> tuple[int, int, int, int]:
+def held_of_state(summary: Summary, state: StateSharding) -> tuple[int, int, int, int]:
     """Parameters and buffers, gradients, optimizer state; and what of that is in host memory."""
     parameters, gradients = summary.buffer_bytes, 0
     for unit, copies in summary.owners():

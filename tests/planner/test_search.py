@@ -16,7 +16,7 @@ from autopar.nouns.plan import Memory
 from autopar.nouns.recompute import Recompute
 from autopar.nouns.text.graph import fingerprint
 from autopar.planner.advice.fewer import fewer
-from autopar.planner.ask.candidates import StateLayout, candidates, layouts
+from autopar.planner.ask.candidates import Candidate, StateLayout, candidates, layouts
 from autopar.planner.ask.pins import read_pins
 from autopar.planner.ask.question import Outcome, Question
 from autopar.planner.problem.solving import Solver
@@ -83,9 +83,21 @@ def test_no_layout_beats_the_lower_bound() -> None:
 
 
 def test_deeper_models_get_the_same_decisions_and_cost_the_same_search() -> None:
-    shallow, deep = (planned(gpt(layers=n, **LARGE), 32, tp="4") for n in (4, 16))
+    asked = [question(gpt(layers=n, **LARGE), 32, NODE, {"tp": "4"}) for n in (4, 16)]
+    shallow, deep = map(search_plan, asked)
     assert shallow.best.decided.spread == deep.best.decided.spread
-    assert deep.tried <= shallow.tried
+    assert deep.tried <= shallow.tried  # what may still win hangs on times, and these on depth
+    best = deep.best.decided.candidate
+    sizes = [problem_of(one, best) for one in asked]
+    assert sizes[0] == sizes[1]
+
+
+def problem_of(asked: Question, candidate: Candidate) -> tuple[int, int]:
+    """Nodes and options of what is solved for a candidate."""
+    solved = solve(asked, candidate, Solver("portfolio"))
+    assert solved is not None
+    problem = solved.folded.problem
+    return problem.num_nodes, len(problem.cost)
 
 
 @pytest.mark.parametrize(

@@ -97,8 +97,8 @@ class Sharing:
     """What ranks may share where that is not pinned.
 
     along:   numbers of ranks to a sequence. They share one where they cannot have samples of their
-             own: else these take as long and move less. By rows, or, if they are more than are
-             near, by heads among the near ones.
+             own: else these take as long and move less. By rows, or rows and heads; see
+             `_near_splits`.
     experts: numbers of ranks that lend themselves to experts.
     near:    ranks that the fastest links join.
     """

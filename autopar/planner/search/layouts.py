@@ -2,8 +2,8 @@
 
 For each mesh of model axes and number of microbatches the sharding of all ops is one `Problem`,
 solved with its data traffic taken as hidden; that optimum bounds every layout of the candidate from
-below. Candidates run in the order of a cheap bound. State shardings are then tried (`one_stage`),
-and pipelines beside them (`autopar.planner.staged.pipelines`).
+below. Candidates run in the order of what they promise (`best_first`). State shardings are then
+tried (`one_stage`), and pipelines beside them (`autopar.planner.staged.pipelines`).
 """
 
 from __future__ import annotations

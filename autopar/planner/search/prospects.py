@@ -30,6 +30,7 @@ class Prospect:
     """Of the numbers of microbatches that are multiples of ``microbatches``.
 
     bound_s: seconds that none takes less than.
+    limit:   bytes of a device, and `CLOSE` to it.
     fixed:   bytes of model state and the like, of one layout each.
     cut:     bytes that are halved where pieces are, of the same.
     time_s:  seconds of a step, of the same.

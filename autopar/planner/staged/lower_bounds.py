@@ -18,7 +18,7 @@ from autopar.planner.ask.question import Question
 from autopar.planner.solve.solved import state_of
 from autopar.planner.staged.pipeline_models import Model, Models, Pace, Whole
 from autopar.planner.staged.shapes import Core, Shape
-from autopar.pricing.memory import overhead, stage_bytes
+from autopar.pricing.memory import held_of_state, overhead
 from autopar.pricing.offload import streamed_slope
 
 SPARE = 1.05
@@ -129,11 +129,8 @@ class LowerBounds:
     def _whole(self, layout: StateLayout, candidate: Candidate, model: Model) -> Whole:
         if layout not in model.layouts:
             state = state_of(self.question, layout, candidate)
-            if state not in model.held:  # recomputation changes nothing of the state
-                model.held[state] = stage_bytes(model.solved.summary, state, layout.recompute)
-            held = model.held[state]
-            size = held.parameters + held.gradients + held.optimizer
+            *on_device, host = held_of_state(model.solved.summary, state)
             devices = [group.device for group in self.question.cluster.groups]
-            late_s = held.host and held.host * min(map(streamed_slope, devices))
-            model.layouts[layout] = Whole(layout, state, size, late_s)
+            late_s = host and host * min(map(streamed_slope, devices))
+            model.layouts[layout] = Whole(layout, state, sum(on_device), late_s)
         return model.layouts[layout]

@@ -28,7 +28,6 @@ from autopar.pricing.pipeline import Figure, PipelinePrices
 from autopar.pricing.runs import Table
 from autopar.pricing.stage_time import StageTime, stage_time
 from autopar.pricing.state import StateSharding
-from autopar.pricing.units.held import StageBytes
 
 HOLDS_MORE = 1.25
 """Times the least that ranks may hold, above which a lean sharding is looked for."""
@@ -61,8 +60,6 @@ class Model:
     alone: dict[Recompute, PipelinePrices]
     layouts: dict[StateLayout, Whole] = field(default_factory=dict)
     """All of the model under each layout of state."""
-    held: dict[StateSharding, StageBytes] = field(default_factory=dict)
-    """Bytes of its state, whatever runs again."""
     _plain: dict[tuple[Recompute, Cluster], Table] = field(default_factory=dict)
     _pass_s: dict[tuple[StateSharding, Recompute], float] = field(default_factory=dict)
     _paces: dict[tuple[Recompute, tuple[Cluster, ...]], tuple[dict[Cluster, float], float]] = field(
