@@ -118,6 +118,8 @@ def internal_collectives(op: LoweredOp, mesh: Mesh) -> Iterator[Inside]:
                 numel = math.ceil(numel * kept_share(op.bound.rule, op.strategy, mesh))
             size = numel * DTYPE_BYTES[inside.dtype]
             times = mesh.size(axis) - 1 if inside.kind == SHIFT else 1
+            if inside.back is not None:
+                times = min(times, -(-inside.back // local[each.factor]))
             moved = Collective(inside.kind, axis, size)
             yield Inside(inside.direction, moved, times, inside.dtype)
 

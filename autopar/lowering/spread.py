@@ -131,6 +131,7 @@ class _Scope:
             where = key(self.block, op.name)
             decided = Strategy.parse(self.spread.ops.get(where, "whole"))
             _check_choices(decided, where, bound)
+            _check_order(decided, where, bound, self.cut)
             strategy = _strategy(decided, where, self.mesh, self.cut)
             into, out = flows(op, self.graph.tensors)
             wants, gives = shardings(bound, strategy, self.mesh, into, out)
@@ -234,6 +235,26 @@ def _check_choices(decided: Strategy, where: str, bound: BoundRule) -> None:
             raise LoweringError(
                 f"{where}: {axis}:{choice} is nothing that an axis may do to it: choose one of "
                 f"{', '.join([*bound.factors, *sorted(named)])}"
+            )
+
+
+def _check_order(decided: Strategy, where: str, bound: BoundRule, cut: BatchCut) -> None:
+    """Raises `LoweringError` where a plan has rows of one order in an implementation of another:
+    each would be computed at the place of some other."""
+    if cut.sequences is None:
+        return
+    order = "contiguous" if cut.zigzag is None else "zigzag"
+    rows = bound.splits(cut.sequences.choices[where])[:1]
+    for axis, choice in decided.choices:
+        known = bound.rule.implemented(choice)
+        if axis not in SEQUENCES or known is None or (known.factor,) != rows:
+            continue
+        if known.row.lie not in (order, "anyhow"):
+            alike = (e for e in bound.rule.implementations if e.factor == known.factor)
+            fits = [e.choice for e in alike if e.row.lie in (order, "anyhow")]
+            raise LoweringError(
+                f"{where}: {axis}:{choice} takes pieces that lie {known.row.lie}, and this batch's "
+                f"lie {order}: choose one of {', '.join(sorted(fits))}"
             )
 
 

@@ -33,7 +33,8 @@ KINDS: Mapping[str, str] = MappingProxyType(
         "einsum": "operands; equation",
         "conv": "x [b, c, *s], weight [o, c/groups, *k]; stride, padding, dilation, groups",
         # attention, one op: q [b, h, s, d], k and v [b, g, t, d], h a multiple of g
-        "attention": "q, k, v, mask?; causal, scale (float or null), dropout_p",
+        "attention": "q, k, v, mask?; causal, scale (float or null), dropout_p, window? (columns "
+        "that a row sees at most, its own the last), strip? (rows that are computed at a time then)",
         "rotary": "x [b, h, s, d], cos [b|1, s, d], sin [b|1, s, d]; style (half)",
         "repeat_heads": "x [b, g, t, d]; repeats: -> [b, g*repeats, t, d]",
         # normalisation

@@ -11,8 +11,10 @@ that pass around a ring (Liu et al. 2023, Ring attention, section 3), or splits 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
 from autopar.nouns.graph import DTYPE_BYTES, Op, Tensor
+from autopar.nouns.windows import seen_pairs
 from autopar.rules.implementations.table import (
     CAUSAL_RING,
     CAUSAL_ROWS,
@@ -46,16 +48,7 @@ def _attention(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]
         mask = operands[3].shape
         whole = ["b", heads, "s", "t!"][4 - len(mask) :]
         terms.append(["1" if n == 1 else f for f, n in zip(whole, mask, strict=True)])
-    rows, columns = query[2], key[2]
-    seen = 1.0
-    if op.attrs.get("causal"):
-        # Row i sees the columns up to i, and no more than there are, or the last few of them.
-        short = min(rows, columns)
-        most = min(op.attrs.get("window", columns), short)
-        seen = (most * (most + 1) / 2 + (short - most) * most) / (rows * columns)
-        seen += max(rows - columns, 0) * min(most, columns) / (rows * columns)
-    elif "window" in op.attrs:
-        seen = min(op.attrs["window"], columns) / columns
+    seen = _share_seen(op, query[2], key[2])
     space = ("b", "g", "s", "t") if shared == 1 else ("b", "g", "r", "s", "t")
     heads_kept = ("g",) if shared == 1 else ("g", "r")
     return Rule(
@@ -70,13 +63,29 @@ def _attention(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]
     )
 
 
+def _share_seen(op: Op, rows: int, columns: int) -> float:
+    """Of all pairs of a row and a column, those that are computed."""
+    if "strip" in op.attrs:
+        return seen_pairs(rows, columns, op.attrs["window"]) / (rows * columns)
+    if op.attrs.get("causal"):
+        # Row i sees the columns up to i, and no more than there are, or the last few of them.
+        short = min(rows, columns)
+        most = min(int(op.attrs.get("window", columns)), short)
+        seen = (most * (most + 1) / 2 + (short - most) * most) / (rows * columns)
+        return seen + max(rows - columns, 0) * min(most, columns) / (rows * columns)
+    if "window" in op.attrs:
+        return min(int(op.attrs["window"]), columns) / columns
+    return 1.0
+
+
 def _rows(op: Op, operands: tuple[Tensor, ...]) -> tuple[Implemented, ...]:
     """How queries' rows are split: against gathered keys, or against such as pass by."""
     causal = op.attrs.get("causal")
-    plain = tuple(
-        Implemented("s", name) for name in ((CAUSAL_ROWS, ZIGZAG_ROWS) if causal else (ROWS,))
-    )
     key, value = operands[1:3]
+    window = op.attrs.get("window", key.shape[2]) if causal else key.shape[2]
+    reach = window / key.shape[2]
+    names = (CAUSAL_ROWS, ZIGZAG_ROWS) if causal else (ROWS,)
+    plain = tuple(Implemented("s", name, reach=reach) for name in names)
     if op.attrs.get("dropout_p") or (causal and operands[0].shape[2] != key.shape[2]):
         return plain
     if any(t.differentiable for t in operands[3:]):
@@ -84,14 +93,20 @@ def _rows(op: Op, operands: tuple[Tensor, ...]) -> tuple[Implemented, ...]:
     # Keys and values both ways, and in backward the sums of their gradients, added up wide.
     pair, width = ("b", "g", "t"), key.shape[3] + value.shape[3]
     wide = max(key.dtype, "float32", key=DTYPE_BYTES.__getitem__)
-    moves = (
-        Internal(SHIFT, "forward", pair, width, key.dtype),
-        Internal(SHIFT, "backward", pair, width, key.dtype),
-        Internal(SHIFT, "backward", pair, width, wide),
+    moved: tuple[tuple[Literal["forward", "backward"], str], ...] = (
+        ("forward", key.dtype),
+        ("backward", key.dtype),
+        ("backward", wide),
     )
-    rings = (CAUSAL_RING, ZIGZAG_RING) if causal else (RING,)
-    # A mask has all of its columns on every rank.
-    return (*plain, *(Implemented("s", name, moves, ("t",), (1, 2)) for name in rings))
+
+    def ring(name: str) -> Implemented:
+        # Pieces in zigzag go all the way round: the late half of each sees what is near.
+        back = window - 1 if reach < 1 and name == CAUSAL_RING else None
+        moves = (Internal(SHIFT, way, pair, width, dtype, back=back) for way, dtype in moved)
+        # A mask has all of its columns on every rank.
+        return Implemented("s", name, tuple(moves), ("t",), (1, 2), reach)
+
+    return (*plain, *map(ring, (CAUSAL_RING, ZIGZAG_RING) if causal else (RING,)))
 
 
 def _rotary(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:

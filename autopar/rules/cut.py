@@ -19,6 +19,9 @@ from autopar.rules.notation import Implemented
 from autopar.rules.pieces import BatchMixed
 from autopar.rules.registry import bind
 
+ENOUGH = 1.01
+"""Pieces in zigzag make the rank with most work at least so much faster, if they are taken."""
+
 
 @dataclass(frozen=True, slots=True)
 class Cut:
@@ -108,7 +111,9 @@ def _cut(flow: BatchFlow, dims: Mapping[str, int]) -> Cut:
 
 
 def _in_zigzag(graph: Graph, dims: Mapping[str, int], cp: int) -> Cut | None:
-    """The cut into 2 ``cp`` pieces, two a rank; None where no op gains or one cannot be so."""
+    """The cut into 2 ``cp`` pieces, two a rank; None where no op gains or one cannot be so: rows
+    that see a narrow window are as much work in pieces one behind the other, which a ring stops at.
+    """
     try:
         flow = batch_flow(graph, dims, 2 * cp)
     except BatchMixed:
@@ -123,7 +128,8 @@ def _in_zigzag(graph: Graph, dims: Mapping[str, int], cp: int) -> Cut | None:
                 continue
             balanced = [e for e in rule.implementations if _balances(e, usual)]
             if balanced:
-                choices[key(name, op.name)], gains = balanced[0].choice, True
+                choices[key(name, op.name)] = balanced[0].choice
+                gains |= implemented.work(cp) > ENOUGH * balanced[0].work(cp)
             elif implemented.row.lie == "contiguous":
                 return None
     held = {n: Placement.parse(text) for n, text in flow.tensors.items()}

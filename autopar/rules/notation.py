@@ -78,7 +78,8 @@ class Internal(_Hashable):
     """A collective inside an implementation of an op.
 
     The tensor it moves has the extents of ``dims`` (local, after the other axes' splits) times
-    ``count``, in ``dtype``. A shift is made as often as there are other ranks, all else once.
+    ``count``, in ``dtype``. A shift is made as often as there are other ranks, or as there are such
+    that have what a rank wants where that begins ``back`` before its own piece; all else once.
     ``ahead``: it goes from axis to axis, the innermost first, and is of what lies behind each: it
     has those extents for every rank along the axes that are still to come.
     """
@@ -89,6 +90,7 @@ class Internal(_Hashable):
     count: int
     dtype: str
     ahead: bool = False
+    back: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +103,7 @@ class Implemented(_Hashable):
            ring, tokens and experts of a dispatch. Such a way is chosen by its name, and so is one
            whose pieces lie in zigzag.
     of:    the operands whose dims of ``also`` are split, by position; none: all.
+    reach: how much of the sequence a row of a causal mask sees at most.
     """
 
     factor: str
@@ -108,6 +111,7 @@ class Implemented(_Hashable):
     moves: tuple[Internal, ...] = ()
     also: tuple[str, ...] = ()
     of: tuple[int, ...] = ()
+    reach: float = 1.0
 
     def __post_init__(self) -> None:
         _Hashable.__post_init__(self)
@@ -125,6 +129,10 @@ class Implemented(_Hashable):
     def choice(self) -> str:
         """What a strategy says of an axis that runs the op so."""
         return self.name if self.also or self.row.lie == "zigzag" else self.factor
+
+    def work(self, ways: int) -> float:
+        """Of the rank that has most to do, times an equal share."""
+        return self.row.work(ways, self.reach)
 
     @property
     def factors(self) -> tuple[str, ...]:

@@ -182,7 +182,7 @@ def flops(
 def most_work(rule: Rule, ways: Mapping[str, int]) -> float:
     """What the rank that has most does of an op, times an equal share. ``ways``: by choice."""
     split = ((each, ways.get(each.choice, 1)) for each in rule.implementations)
-    return math.prod(each.row.work(n) for each, n in split if n > 1)
+    return math.prod(each.work(n) for each, n in split if n > 1)
 
 
 def bytes_moved(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention.bias import causal_lower_right
 
+from autopar.nouns.windows import strip_rows
 from autopar.runtime.pytorch import ranks
 from autopar.runtime.pytorch.dropout import drawn_apart
 from autopar.torch_private.modes import without_modes
@@ -55,13 +56,15 @@ def attention(
     axis: str | Sequence[str] = (),
     rows: str | Sequence[str] = (),
     order: str = "contiguous",
+    window: int | None = None,
 ) -> Tensor:
     """``softmax(q k^T * scale + mask) v``: q [b, h, s, d], k and v [b, g, t, d], h = g * r.
 
     A boolean mask is true where a query may look, a float one is added; ``scale`` is by default
     ``1 / sqrt(d)``. Ranks along ``axis`` have pieces, and drop scores of their own. Of ranks along
     ``rows`` each has a piece of the queries, one behind the other or in zigzag ``order``: a causal
-    mask shows them the keys up to their own places in the whole sequence.
+    mask shows them the keys up to their own places in the whole sequence, and with ``window`` the
+    last so many of these alone, strip by strip of the rows (`autopar.nouns.windows`).
     """
     if mask is not None and mask.dtype is not torch.bool:
         mask = mask.to(q.dtype)
@@ -70,49 +73,71 @@ def attention(
     )
     if dropout and axis:
         attend = partial(drawn_apart, axis, attend)
-    if not causal or (not rows and mask is None):
+    if not causal or (not rows and mask is None and window is None):
         return attend(q, k, v, mask, dropout, causal)
-    made = []
-    firsts = _first_rows(q.shape[2], rows, order)
-    for i, (part, first) in enumerate(zip(q.chunk(len(firsts), 2), firsts, strict=True)):
-        last = first + part.shape[2]
-        keys, values = k[:, :, :last], v[:, :, :last]
-        hidden = mask
-        if mask is not None and mask.shape[-2:-1] == q.shape[2:3]:
-            hidden = mask.chunk(len(firsts), -2)[i]
-        seen = _seen_from(first, part.shape[2], keys.shape[2], q.device, hidden)
-        made.append(attend(part, keys, values, seen, dropout, False))
+    made: list[Tensor] = []
+    bands: dict[tuple[int, int], Tensor] = {}
+    of_rows = mask is not None and mask.shape[-2:-1] == q.shape[2:3]
+    for here, first in _runs(q.shape[2], k.shape[2], rows, order, window):
+        last = first + here.stop - here.start
+        start = 0 if window is None else max(0, first - window + 1)
+        keys, values = k[:, :, start:last], v[:, :, start:last]
+        band = first - start, here.stop - here.start
+        if mask is None:
+            if band not in bands:
+                bands[band] = _band(*band, keys.shape[2], window, q)
+            seen = bands[band]
+        else:
+            hidden = mask[..., here, :] if of_rows else mask
+            hidden = hidden[..., start:last] if hidden.shape[-1] > 1 else hidden
+            seen = _hidden_too(*band, keys.shape[2], window, hidden)
+        made.append(attend(q[:, :, here], keys, values, seen, dropout, False))
     return made[0] if len(made) == 1 else torch.cat(made, 2)
 
 
-def _first_rows(length: int, rows: str | Sequence[str], order: str) -> list[int]:
-    """Which row of the whole sequence each run of this rank's ``length`` rows begins with."""
-    if not rows:
-        return [0]
-    axes = (rows,) if isinstance(rows, str) else rows
-    rank, ways = ranks.current().index(*axes), ranks.current().mesh.ways(axes)
-    if order == "zigzag":
-        return [rank * length // 2, (2 * ways - 1 - rank) * length // 2]
-    return [rank * length]
+def _runs(
+    length: int, columns: int, rows: str | Sequence[str], order: str, window: int | None
+) -> Iterator[tuple[slice, int]]:
+    """Rows of this rank's ``length`` that are computed at a time, and which row of the whole
+    sequence each run of them begins with."""
+    firsts = [0]
+    if rows:
+        axes = (rows,) if isinstance(rows, str) else rows
+        rank, ways = ranks.current().index(*axes), ranks.current().mesh.ways(axes)
+        zigzag = [rank * length // 2, (2 * ways - 1 - rank) * length // 2]
+        firsts = zigzag if order == "zigzag" else [rank * length]
+    piece = length // len(firsts)
+    strip = piece if window is None else strip_rows(window, columns)
+    for i, first in enumerate(firsts):
+        for ahead in range(0, piece, strip):
+            begin, stop = i * piece + ahead, i * piece + min(ahead + strip, piece)
+            yield slice(begin, stop), first + ahead
 
 
-def _seen_from(
-    first: int, rows: int, columns: int, device: torch.device, mask: Tensor | None
-) -> Tensor:
-    """What rows may see of the first ``columns``, the first one being row ``first`` of all.
+def _band(first: int, rows: int, columns: int, window: int | None, q: Tensor) -> Tensor:
+    """What rows see of ``columns``, the first one being row ``first`` of these.
 
-    ``mask``: what else is hidden or added, of at least these columns, or alike for all.
+    A window's is added to scores, since a kernel would keep a copy of a boolean one for each call.
     """
-    last = mask is None and first + rows == columns
-    if last and not torch.compiler.is_compiling():
+    within = window is None or first + rows <= window
+    if within and first + rows == columns and not torch.compiler.is_compiling():
         with without_modes():
             return causal_lower_right(rows, columns)  # kernels know this one, and hold no mask
-    seen = torch.ones(rows, columns, dtype=torch.bool, device=device).tril(first)
-    if mask is None:
-        return seen
-    if mask.shape[-1] > columns:
-        mask = mask[..., :columns]
+    seen = _seen(first, rows, columns, window, q.device)
+    return seen if window is None else q.new_zeros(seen.shape).masked_fill_(~seen, -math.inf)
+
+
+def _hidden_too(first: int, rows: int, columns: int, window: int | None, mask: Tensor) -> Tensor:
+    """`_band` under a mask, of these columns or alike for all."""
+    seen = _seen(first, rows, columns, window, mask.device)
     return mask & seen if mask.dtype is torch.bool else mask.masked_fill(~seen, -math.inf)
+
+
+def _seen(
+    first: int, rows: int, columns: int, window: int | None, device: torch.device
+) -> Tensor:
+    seen = torch.ones(rows, columns, dtype=torch.bool, device=device).tril(first)
+    return seen if window is None else seen.triu(first - window + 1)
 
 
 def scatter_sum(x: Tensor, index: Tensor, dim: int, shape: tuple[int, ...]) -> Tensor:

@@ -52,8 +52,12 @@ class Model(nn.Module):
         x = self.words(tokens) + self.places(places)
         q = self.q(x).unflatten(-1, (HEADS, -1)).transpose(1, 2)
         k, v = (p(x).unflatten(-1, (self.kv_heads, -1)).transpose(1, 2) for p in (self.k, self.v))
+        options = dict(self.options)
+        if window := options.pop("window", None):
+            back = places[:, None] - places
+            options["attn_mask"] = (back >= 0) & (back < window)
         grouped = self.kv_heads != HEADS
-        mixed = F.scaled_dot_product_attention(q, k, v, enable_gqa=grouped, **self.options)
+        mixed = F.scaled_dot_product_attention(q, k, v, enable_gqa=grouped, **options)
         x = x + self.o(mixed.transpose(1, 2).flatten(2))
         return F.cross_entropy(self.head(x).flatten(0, 1), labels.flatten())
 
@@ -92,6 +96,33 @@ def test_right_and_priced_as_issued(name: str, mesh: str, way: str) -> None:
     check(made, MODELS[name](), batch())
 
 
+@pytest.mark.parametrize("window", [1, 3, 5, 9])
+@pytest.mark.parametrize(
+    ("mesh", "way"),
+    [
+        ("cp=2", "whole"),
+        ("cp=2", "cp:ring"),
+        ("cp=4", "whole"),
+        ("cp=4", "cp:ring"),
+        ("cp=2 x cp_head=2", "cp:ring cp_head:g"),
+    ],
+)
+def test_windows(mesh: str, way: str, window: int) -> None:
+    """Wide ones are in zigzag. A ring of pieces one behind the other is as long as the window
+    reaches."""
+    model = partial(Model, 2, window=window)
+    captured = capture_of(model, batch)
+    (at,) = (op for op in captured.graph.ops if op.kind == "attention")
+    assert at.attrs["window"] == window
+    wide = window == 9 or (window == 5 and mesh == "cp=2")
+    way = way.replace("ring", "zigzag_ring" if wide else "causal_ring")
+    made = emitted(captured, Spread(Mesh.parse(mesh), {key(None, at.name): way}))
+    assert f"window={window}" in made.text
+    assert ("zigzag" in made.text) == wide
+    torch.manual_seed(0)
+    check(made, model(), batch())
+
+
 @pytest.mark.parametrize("name", ["causal", "grouped"])
 def test_heads_that_ranks_do_not_divide_are_named(name: str) -> None:
     workload = Workload(model=MODELS[name], batch=batch)
@@ -112,6 +143,21 @@ def test_a_choice_that_the_rule_does_not_have_is_named() -> None:
     says = re.escape(f"{key(None, at.name)}: cp:ring is nothing that an axis may do to it")
     with pytest.raises(LoweringError, match=says):
         emitted(captured, Spread(Mesh.parse("cp=2"), {key(None, at.name): "cp:ring"}))
+
+
+@pytest.mark.parametrize(
+    ("options", "way"),
+    [({"is_causal": True}, "cp:s"), ({"is_causal": True}, "cp:causal_ring"),
+     ({"window": 2}, "cp:zigzag_rows"), ({"window": 2}, "cp:zigzag_ring")],
+)  # fmt: skip
+def test_an_implementation_for_pieces_in_another_order_is_named(
+    options: dict[str, Any], way: str
+) -> None:
+    """Their rows would be computed at each other's places."""
+    captured = capture_of(partial(Model, HEADS, **options), batch)
+    (at,) = (op for op in captured.graph.ops if op.kind == "attention")
+    with pytest.raises(LoweringError, match=f"{way} takes pieces that lie .* this batch's lie"):
+        emitted(captured, Spread(Mesh.parse("cp=4"), {key(None, at.name): way}))
 
 
 class Placed(Model):

@@ -52,10 +52,11 @@ def test_sliding_layers_are_a_block_of_their_own() -> None:
     (block,) = graph.blocks.values()
     assert block.instances == ("model.layers.0", "model.layers.1", "model.layers.3")
     (sliding,) = (op for op in block.body.ops if op.kind == "attention")
-    assert len(sliding.inputs) == 4  # the window stays an explicit mask, not spread over the batch
-    assert block.body.tensors[sliding.inputs[3]].shape == (1, 1, 16, 16)
+    assert len(sliding.inputs) == 3
+    assert (sliding.attrs["causal"], sliding.attrs["window"]) == (True, 8)
     (full,) = (op for op in graph.ops if op.kind == "attention")
     assert full.attrs["causal"] is True
+    assert "window" not in full.attrs
     assert len(full.inputs) == 3
 
 

@@ -153,9 +153,39 @@ def test_causal_mask_becomes_an_attribute(name: str) -> None:
     assert not {"arange", "full", "tril", "triu"} & {op.kind for op in graph.ops}
 
 
+WINDOWS: dict[str, Callable[[], Tensor]] = {
+    "triu": lambda: torch.tril(torch.ones(S, S, dtype=torch.bool)).triu(-2),
+    "added": lambda: (
+        torch.full((S, S), -torch.inf).triu(1) + torch.full((S, S), -torch.inf).tril(-3)
+    ),
+    "where": lambda: torch.where(torch.ones(S, S).tril().triu(-2) == 1, 0.0, -torch.inf),
+    "positions": lambda: (
+        (torch.arange(S)[None] <= torch.arange(S)[:, None])
+        & (torch.arange(S)[:, None] - torch.arange(S)[None] < 3)
+    ).expand(B, 1, S, S),
+}
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_a_window_becomes_an_attribute(name: str) -> None:
+    graph = captured(lambda: Wrapped(attend(WINDOWS[name]))).graph
+    (attention,) = (op for op in graph.ops if op.kind == "attention")
+    assert len(attention.inputs) == 3
+    assert attention.attrs["causal"] is True
+    assert attention.attrs["window"] == 3
+
+
+def test_a_window_of_all_is_causal() -> None:
+    graph = captured(lambda: Wrapped(attend(lambda: torch.ones(S, S).tril().triu(1 - S) > 0))).graph
+    (attention,) = (op for op in graph.ops if op.kind == "attention")
+    assert attention.attrs["causal"] is True
+    assert "window" not in attention.attrs
+
+
 OTHER_MASKS: dict[str, Callable[[], Tensor]] = {
     "one more": lambda: torch.tril(torch.ones(S, S, dtype=torch.bool), 1),
-    "window": lambda: torch.tril(torch.ones(S, S, dtype=torch.bool)).triu(-2),
+    "both ways": lambda: torch.tril(torch.ones(S, S, dtype=torch.bool), 1).triu(-1),
+    "not itself": lambda: torch.tril(torch.ones(S, S, dtype=torch.bool), -1).triu(-2),
     "weak": lambda: torch.triu(torch.full((S, S), -3.0), 1),
 }
 

@@ -81,8 +81,11 @@ def _attention(c: Call) -> Tensor:
     if repeats > 1:
         k, v = (t.repeat_interleave(repeats, dim=1) for t in (k, v))
     mask = c.operands[3] if len(c.operands) > 3 else None
+    if "window" in c.attrs and mask is None:
+        mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool)
     if mask is not None and c.attrs["causal"]:
         seen = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril()
+        seen = seen.triu(1 - c.attrs.get("window", k.shape[2]))
         mask = mask & seen if mask.dtype is torch.bool else mask.masked_fill(~seen, -torch.inf)
     mixed = F.scaled_dot_product_attention(
         q, k, v, mask,

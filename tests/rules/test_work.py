@@ -66,6 +66,26 @@ def test_attention_counts_what_a_causal_mask_leaves() -> None:
     assert part[0] == pytest.approx(full[0] * (8 * 9 / 2) / 64)
 
 
+@pytest.mark.parametrize("ways", [2, 4])
+@pytest.mark.parametrize("window", [None, 40, 100, 256, 700])
+@pytest.mark.parametrize("name", ["causal_rows", "zigzag_rows", "causal_ring", "zigzag_ring"])
+def test_the_rank_with_most_of_a_sequence(name: str, window: int | None, ways: int) -> None:
+    """Counted pair by pair. A ring's blocks of a narrow band have more; the mask has not."""
+    rows = 800
+    attrs = {"causal": True, "scale": None, "dropout_p": 0.0}
+    attrs |= {} if window is None else {"window": window}
+    whole = case("attention", [torch.empty(1, 1, rows, 4) for _ in range(3)], attrs)
+    seen = [min(i + 1, window or rows) for i in range(rows)]
+    size = rows // (2 * ways if "zigzag" in name else ways)
+    pieces = [sum(seen[i : i + size]) for i in range(0, rows, size)]
+    if "zigzag" in name:
+        pieces = [a + b for a, b in zip(pieces[:ways], reversed(pieces[ways:]), strict=True)]
+    choice = "s" if name == "causal_rows" else name
+    mesh, strategy = Mesh(("cp",), (ways,)), Strategy.parse(f"cp:{choice}")
+    got = flops(bind(whole.op, whole.nouns), whole.op, whole.nouns, strategy, mesh)[0]
+    assert got == pytest.approx(16 * max(pieces), rel=0.02)
+
+
 def test_work_divides_over_ranks() -> None:
     whole = case("linear", [_real(4, 6), _real(7, 6)], {})
     bound = bind(whole.op, whole.nouns)

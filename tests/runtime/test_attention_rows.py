@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from autopar.nouns import windows
 from autopar.nouns.mesh import Mesh
 from autopar.runtime.pytorch import ranks as rank_state
 from autopar.runtime.pytorch.layers import attention
@@ -14,7 +15,14 @@ from tests.runtime.test_pieces import Alone
 RANKS, ROWS, HEADS = 4, 16, 4
 
 
-def whole(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
+def whole(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    causal: bool,
+    window: int | None = None,
+) -> Tensor:
     """Written out, without any kernel."""
     groups = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
@@ -25,6 +33,7 @@ def whole(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) ->
         scores = scores + mask
     if causal:
         seen = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+        seen = seen if window is None else seen.triu(1 - window)
         scores = scores.masked_fill(~seen, -torch.inf)
     probabilities: Tensor = scores.softmax(-1)
     return torch.matmul(probabilities, v)
@@ -74,3 +83,48 @@ def test_rows_are_those_of_the_whole(name: str, causal: bool, order: str) -> Non
         with rank_state.using(alone):
             got = attention(q[:, :, own], k, v, mine, causal, rows="cp", order=order)
         torch.testing.assert_close(got, expected[:, :, own], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("order", ["contiguous", "zigzag"])
+@pytest.mark.parametrize("window", [1, 2, 3, 4, 7, 15, 16])
+@pytest.mark.parametrize("name", ["none", "heads", "added", "rows", "samples"])
+def test_windows(monkeypatch: pytest.MonkeyPatch, name: str, window: int, order: str) -> None:
+    """Strips narrower than pieces and wider ones, with their gradients."""
+    monkeypatch.setattr(windows, "STRIP_ROWS", 1)
+    draw = torch.Generator().manual_seed(5)
+    mask = masks()[name] if name in masks() else torch.randn(2, 1, 1, 1, dtype=torch.float64)
+    if mask is not None and mask.dtype is torch.bool:
+        mask = mask | torch.eye(ROWS, dtype=torch.bool)  # every row sees something
+    q, k, v, grad = (
+        torch.randn(2, h, ROWS, 8, generator=draw, dtype=torch.float64, requires_grad=True)
+        for h in (HEADS, 2, 2, HEADS)
+    )
+    expected = whole(q, k, v, mask, True, window)
+    wanted = torch.autograd.grad(expected, (q, k, v), grad, retain_graph=True)
+    got = attention(q, k, v, mask, True, window=window)
+    torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
+    sums = [torch.autograd.grad(got, (q, k, v), grad)]
+    torch.testing.assert_close(sums[0], wanted, rtol=1e-12, atol=1e-12)
+    for rank in range(RANKS):
+        own = own_rows(rank, order)
+        mine = mask if mask is None or mask.shape[-2] == 1 else mask[..., own, :]
+        with rank_state.using(Alone(Mesh.parse(f"cp={RANKS}"), rank)):
+            part = attention(q[:, :, own], k, v, mine, True, rows="cp", order=order, window=window)
+        torch.testing.assert_close(part, expected[:, :, own], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("rows", "columns", "window"), [(512, 512, 100), (300, 200, 9)])
+def test_pairs_of_strips_are_those_that_kernels_are_given(
+    monkeypatch: pytest.MonkeyPatch, rows: int, columns: int, window: int
+) -> None:
+    given = 0
+
+    def counted(q: Tensor, k: Tensor, *rest: object, **named: object) -> Tensor:
+        nonlocal given
+        given += q.shape[2] * k.shape[2]
+        return q
+
+    monkeypatch.setattr("torch.nn.functional.scaled_dot_product_attention", counted)
+    q, k = torch.zeros(1, 1, rows, 4), torch.zeros(1, 1, columns, 4)
+    attention(q, k, k, causal=True, window=window)
+    assert given == windows.seen_pairs(rows, columns, window)

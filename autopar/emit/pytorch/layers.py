@@ -116,12 +116,13 @@ def _ctc_loss(site: Site) -> Expr:
 
 
 def _attention(site: Site) -> Expr:
-    if "window" in site.attrs:
-        raise EmitError(f"{site.at.op.name}: windows are masks in programs")
+    if "window" in site.attrs and not site.attrs.get("causal"):
+        raise EmitError(f"{site.at.op.name}: windows without a causal mask are masks in programs")
     arguments = [a.text for a in site.args[:3]]
     if len(site.args) > 3:
         arguments.append(f"mask={site.args[3].text}")
     arguments += ["causal=True"] if site.attrs.get("causal") else []
+    arguments += [f"window={site.attrs['window']}"] if "window" in site.attrs else []
     arguments += site.beside
     scale = site.attrs.get("scale")
     if scale is not None and not math.isclose(scale, site.operand(0)[-1] ** -0.5):

@@ -7,6 +7,7 @@ the right, as in broadcasting. What has no formula has no fact.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -21,6 +22,7 @@ from autopar.frontends.pytorch.facts import (
     holding,
     inverse,
 )
+from autopar.frontends.pytorch.index_shapes import SHAPES, Given
 from autopar.frontends.pytorch.ir import Node, Shape, Value
 
 
@@ -35,9 +37,6 @@ def find_facts(nodes: list[Node], known: Mapping[Value, Fact] | None = None) -> 
         if fact is not None:
             facts[node.output] = fact
     return facts
-
-
-Given = list[Fact | None]
 
 
 def _spread(fact: Affine, shape: Shape) -> Affine:
@@ -110,6 +109,24 @@ def _linear(sign: int) -> Callable[[Node, Given], Fact | None]:
     return rule
 
 
+def _add(node: Node, given: Given) -> Fact | None:
+    """Of indices, and of masks that leave scores as they are or hide them for good."""
+    if len(given) == 2 and node.output.is_float:
+        seen = [_left(g) for g in given]
+        a, b = (None if s is None else _wide(s, node.output.shape) for s in seen)
+        return None if a is None or b is None else Choice(_both(a, b), 0.0, -math.inf)
+    return _linear(1)(node, given)
+
+
+def _left(fact: Fact | None) -> Test | None:
+    """Where ``fact`` is 0, if it is minus infinity elsewhere."""
+    if isinstance(fact, Choice) and (fact.inside, fact.outside) == (0, -math.inf):
+        return fact.test
+    if isinstance(fact, Choice) and (fact.inside, fact.outside) == (-math.inf, 0):
+        return inverse(fact.test)
+    return None
+
+
 def _mul(node: Node, given: Given) -> Fact | None:
     sides = _operands(node, given)
     if sides is None or "int" not in node.output.dtype:
@@ -166,7 +183,12 @@ def _and(node: Node, given: Given) -> Fact | None:
     if len(given) != 2 or not all(isinstance(g, Test) for g in given):
         return None
     a, b = (_wide(g, node.output.shape) for g in given if isinstance(g, Test))
-    return holding(node.output.shape, a.least | b.least, a.never or b.never)
+    return _both(a, b)
+
+
+def _both(a: Test, b: Test) -> Test:
+    """Where both of one shape hold."""
+    return holding(a.shape, a.least | b.least, a.never or b.never)
 
 
 def _or(node: Node, given: Given) -> Fact | None:
@@ -232,10 +254,10 @@ def _band(sign: int) -> Callable[[Node, Given], Fact | None]:
         fact, shape = given[0], node.output.shape
         row_column = (0,) * (len(shape) - 2) + (sign, -sign)
         kept = holding(shape, frozenset({(row_column, sign * node.attrs["diagonal"])}))
-        if isinstance(fact, Test) and fact.always:
-            return kept
-        if isinstance(fact, Choice) and fact.test.always:
-            return Choice(kept, fact.inside, 0.0)
+        if isinstance(fact, Test):
+            return _both(fact, kept)
+        if isinstance(fact, Choice) and (fact.test.always or fact.outside == 0):
+            return Choice(_both(fact.test, kept), fact.inside, 0.0)
         if isinstance(fact, Affine) and fact.is_const:
             return Choice(kept, float(fact.const), 0.0)
         return None
@@ -243,88 +265,7 @@ def _band(sign: int) -> Callable[[Node, Given], Fact | None]:
     return rule
 
 
-# -- shapes ---------------------------------------------------------------------------------------
-
-
-def _remap(fact: Fact, shape: Shape, move: Callable[[tuple[int, ...]], tuple[int, ...]]) -> Fact:
-    """``fact`` with the coefficients of its dims moved to the dims of ``shape``."""
-    if isinstance(fact, Affine):
-        return affine(shape, move(fact.coefficients), fact.const)
-    if isinstance(fact, Choice):
-        inner = _remap(fact.test, shape, move)
-        assert isinstance(inner, Test)
-        return Choice(inner, fact.inside, fact.outside)
-    return holding(shape, frozenset((move(c), k) for c, k in fact.least), fact.never)
-
-
-def _shape_of(fact: Fact) -> Shape:
-    return fact.test.shape if isinstance(fact, Choice) else fact.shape
-
-
-def _reshape(node: Node, given: Given) -> Fact | None:
-    fact, shape = given[0], node.output.shape
-    if fact is None:
-        return None
-    old = _shape_of(fact)
-    if [n for n in old if n != 1] == [n for n in shape if n != 1]:
-        sources = [d for d, n in enumerate(old) if n != 1]
-        targets = [d for d, n in enumerate(shape) if n != 1]
-
-        def move(coefficients: tuple[int, ...]) -> tuple[int, ...]:
-            out = [0] * len(shape)
-            for source, target in zip(sources, targets, strict=True):
-                out[target] = coefficients[source]
-            return tuple(out)
-
-        return _remap(fact, shape, move)
-    constant = (isinstance(fact, Affine) and fact.is_const) or (
-        isinstance(fact, Test) and (fact.always or fact.never)
-    )
-    return _remap(fact, shape, lambda c: (0,) * len(shape)) if constant else None
-
-
-def _expand(node: Node, given: Given) -> Fact | None:
-    if given[0] is None:
-        return None
-    extra = (0,) * (len(node.output.shape) - len(_shape_of(given[0])))
-    return _remap(given[0], node.output.shape, lambda c: extra + c)
-
-
-def _transpose(node: Node, given: Given) -> Fact | None:
-    if given[0] is None:
-        return None
-    dims = node.attrs["dims"]
-    return _remap(given[0], node.output.shape, lambda c: tuple(c[d] for d in dims))
-
-
-def _slice(node: Node, given: Given) -> Fact | None:
-    dim, start, step = (node.attrs[k] for k in ("dim", "start", "step"))
-    return _shifted(given[0], node.output.shape, dim, start, step, keep=True)
-
-
-def _select(node: Node, given: Given) -> Fact | None:
-    dim, start = node.attrs["dim"], node.attrs["index"]
-    return _shifted(given[0], node.output.shape, dim, start, 0, keep=False)
-
-
-def _shifted(
-    fact: Fact | None, shape: Shape, dim: int, start: int, step: int, keep: bool
-) -> Fact | None:
-    if fact is None:
-        return None
-    if isinstance(fact, Choice):
-        inner = _shifted(fact.test, shape, dim, start, step, keep)
-        return Choice(inner, fact.inside, fact.outside) if isinstance(inner, Test) else None
-
-    def move(coefficients: tuple[int, ...], const: int) -> Expression:
-        here = coefficients[dim]
-        middle = (here * step,) if keep else ()
-        return coefficients[:dim] + middle + coefficients[dim + 1 :], const + here * start
-
-    if isinstance(fact, Affine):
-        coefficients, const = move(fact.coefficients, fact.const)
-        return affine(shape, coefficients, const)
-    return holding(shape, frozenset(move(c, k) for c, k in fact.least), fact.never)
+# -- along dims ----------------------------------------------------------------------------------
 
 
 def _cumsum(node: Node, given: Given) -> Fact | None:
@@ -374,7 +315,7 @@ _RULES: dict[str, Callable[[Node, Given], Fact | None]] = {
     "arange": _arange,
     "full": _full,
     "constant": _constant,
-    "add": _linear(1),
+    "add": _add,
     "sub": _linear(-1),
     "mul": _mul,
     **{kind: _compare(kind) for kind in ("eq", "ne", "lt", "le", "gt", "ge")},
@@ -386,11 +327,7 @@ _RULES: dict[str, Callable[[Node, Given], Fact | None]] = {
     "masked_fill": _masked_fill,
     "tril": _band(1),
     "triu": _band(-1),
-    "reshape": _reshape,
-    "expand": _expand,
-    "transpose": _transpose,
-    "slice": _slice,
-    "select": _select,
+    **SHAPES,
     "cumsum": _cumsum,
     "aten::diff": _diff,
     "index": _index,

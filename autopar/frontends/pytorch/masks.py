@@ -11,13 +11,14 @@ from autopar.frontends.pytorch.facts import Affine, Choice, Fact, Facts, Test, i
 from autopar.frontends.pytorch.indices import find_facts
 from autopar.frontends.pytorch.ir import Links, Node, Shape, Value, final, replace
 from autopar.frontends.pytorch.program import Body, Program
+from autopar.nouns.windows import strip_rows
 
 Emit = Callable[..., Value]
 HUGE = -1e9  # added to a score it leaves a weight of exactly 0
 
 
 def simplify_masks(program: Program) -> None:
-    """Attention loses masks that say "causal" or nothing; what else is index work gets short."""
+    """Attention loses masks that say causal, a window or nothing; other index work gets short."""
     facts = find_facts(program.nodes)
     _plain_lookups(program.nodes, facts)
     program.nodes = _row_lookups(program.nodes, facts)
@@ -54,12 +55,25 @@ def _mask_attention(nodes: list[Node], facts: Facts) -> None:
         if not isinstance(fact, Test) or fact.never:
             continue
         queries, keys = node.inputs[0].shape[2], node.inputs[1].shape[2]
-        below = (0,) * (len(fact.shape) - 2) + (1, -1)
         if fact.always:
             del node.inputs[3]
-        elif fact.least == {(below, 0)} and queries == keys:
+        elif queries == keys and (window := _window(fact)) is not None:
             del node.inputs[3]
-            node.attrs = {**node.attrs, "causal": True}
+            banded = {"window": window, "strip": strip_rows(window, keys)} if window < keys else {}
+            node.attrs = {**node.attrs, "causal": True, **banded}
+
+
+def _window(fact: Test) -> int | None:
+    """How many columns a row sees, itself the last, where ``fact`` says no more than that; all of
+    them where it is causal."""
+    below = (0,) * (len(fact.shape) - 2) + (1, -1)
+    above = tuple(-c for c in below)
+    if fact.least == {(below, 0)}:
+        return fact.shape[-1]
+    back = [const for coefficients, const in fact.least if coefficients == above]
+    if len(back) == 1 and fact.least == {(below, 0), (above, back[0])}:
+        return back[0] + 1
+    return None
 
 
 def _seen(fact: Choice) -> Test | None:

@@ -33,8 +33,9 @@ class Implementation:
     lie:   how a rank's indices of the factor must lie; ``anyhow``: in several runs, too; in
            ``zigzag``, rank i of n has pieces i and 2 n - 1 - i of 2 n.
     roles: of the axes that the search gives to it; a batch flows over others by itself.
-    work:  of the rank that has most to do, times an equal share; by the number of ranks.
-    keeps: of what the op makes for its backward, as its pieces would have it; likewise.
+    work:  of the rank that has most to do, times an equal share; by the number of ranks and the
+           share of the sequence that a row of a causal mask sees at most.
+    keeps: of what the op makes for its backward, as its pieces would have it; by the ranks.
     hides: what moves inside it passes while it computes.
     """
 
@@ -42,9 +43,32 @@ class Implementation:
     calls: Mapping[str, tuple[str, ...]]
     lie: Literal["contiguous", "zigzag", "anyhow"] = "contiguous"
     roles: frozenset[Role] = EVERY
-    work: Callable[[int], float] = lambda ways: 1.0
+    work: Callable[[int, float], float] = lambda ways, reach: 1.0
     keeps: Callable[[int], float] = lambda ways: 1.0
     hides: bool = False
+
+
+def _seen(begin: float, end: float, reach: float) -> float:
+    """Pairs that rows from ``begin`` to ``end`` see, all of shares of a sequence: the row at x sees
+    min(x, ``reach``)."""
+    part = min(end, max(begin, reach))
+    return (part**2 - begin**2) / 2 + (end - part) * reach
+
+
+def _seen_by_last(ways: int, reach: float) -> float:
+    """Of the last of ``ways`` pieces in a row, times a mean one: 2 - 1 / ways where a row sees all
+    before it, for it has n - 1 to n pieces before its rows, and there are n / 2 in the mean."""
+    if reach == 1:
+        return 2 - 1 / ways
+    return ways * _seen(1 - 1 / ways, 1.0, reach) / _seen(0.0, 1.0, reach)
+
+
+def _seen_in_zigzag(ways: int, reach: float) -> float:
+    """Of the piece in zigzag that sees most, that of the middle, times a mean one: 1 where a row
+    sees all before it."""
+    if reach == 1:
+        return 1.0
+    return ways * _seen(0.5 - 0.5 / ways, 0.5 + 0.5 / ways, reach) / _seen(0.0, 1.0, reach)
 
 
 TABLE: Mapping[str, Implementation] = MappingProxyType(
@@ -65,14 +89,14 @@ TABLE: Mapping[str, Implementation] = MappingProxyType(
             "its queries' rows, against the keys up to its last one",
             {"pytorch": ("rows",)},
             roles=SEQUENCES,
-            # The last of n ranks sees n - 1 to n pieces of keys, and n / 2 are seen in the mean.
-            work=lambda ways: 2 - 1 / ways,
+            work=_seen_by_last,
         ),
         ZIGZAG_ROWS: Implementation(
             "its queries' rows, early and late ones, each against the keys up to its last one",
             {"pytorch": ("rows", "order")},
             "zigzag",
             SEQUENCES,
+            _seen_in_zigzag,
         ),
         ROWS: Implementation(
             "its queries' rows, against all keys", {"pytorch": ()}, "anyhow", SEQUENCES
@@ -82,7 +106,7 @@ TABLE: Mapping[str, Implementation] = MappingProxyType(
             "its queries' rows, against the keys up to its last one as they pass around a ring",
             {"pytorch": ("ring", "order")},
             roles=SEQUENCES,
-            work=lambda ways: 2 * ways - 1,
+            work=lambda ways, reach: ways * _seen_by_last(ways, reach),
             hides=True,
         ),
         ZIGZAG_RING: Implementation(
@@ -91,7 +115,7 @@ TABLE: Mapping[str, Implementation] = MappingProxyType(
             {"pytorch": ("ring", "order")},
             "zigzag",
             SEQUENCES,
-            float,
+            lambda ways, reach: ways * _seen_in_zigzag(ways, reach),
             hides=True,
         ),
         RING: Implementation(
@@ -99,13 +123,13 @@ TABLE: Mapping[str, Implementation] = MappingProxyType(
             {"pytorch": ("ring", "order")},
             "anyhow",
             SEQUENCES,
-            float,
+            lambda ways, reach: ways,
             hides=True,
         ),
         HELD_EXPERTS: Implementation(
             "what its own experts make of all tokens, a share of the sum",
             {"pytorch": ("held",)},
-            work=lambda ways: 1 / ways,
+            work=lambda ways, reach: 1 / ways,
             keeps=lambda ways: 1 / ways,
         ),
         DISPATCH: Implementation(
