@@ -34,6 +34,15 @@ def _ids(**more: int) -> Callable[[], Mapping[str, Any]]:
     return batch
 
 
+def _packed() -> Mapping[str, Any]:
+    """`_ids`, with documents of several lengths in each sample, by where positions begin again."""
+    import torch
+
+    lengths = [(3, 9, 4), (LENGTH,), (1, 1, 14), (8, 8)] * (BATCH // 4)
+    places = [[i for length in each for i in range(length)] for each in lengths]
+    return {**_ids()(), "position_ids": torch.tensor(places)}
+
+
 def _images(classes: int = 8, size: int = 32) -> Callable[[], Mapping[str, Any]]:
     def batch() -> Mapping[str, Any]:
         import torch
@@ -282,4 +291,10 @@ MORE: Mapping[str, Maker] = {
     ),
 }
 """Beside the zoo, for layouts whose ranks share sequences or experts."""
-FAMILIES: Mapping[str, Maker] = {**ZOO, **MORE}
+MASKED: Mapping[str, Maker] = {
+    "llama_packed": _library("LlamaForCausalLM", "LlamaConfig", _packed, **_DECODER),
+    "mistral_windowed": _library(
+        "MistralForCausalLM", "MistralConfig", _ids(), **_DECODER, head_dim=8, sliding_window=3
+    ),
+}
+FAMILIES: Mapping[str, Maker] = {**ZOO, **MORE, **MASKED}

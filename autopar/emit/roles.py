@@ -65,6 +65,8 @@ def roles(lowered: Lowered) -> dict[str, str]:
             own = own and not unnamed(name)
             return inside[block].get(name) or (name if own else "")
         known = _OPERANDS.get(reader.kind, ())
+        if reader.attrs.get("documents") and place > 2:
+            return "documents"
         if place < len(known) and known[place]:
             return known[place]
         after = role_of.get(reader.outputs[0], "")

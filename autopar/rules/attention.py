@@ -44,7 +44,11 @@ def _attention(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]
     shared = query[1] // key[1]
     heads = f"(g={key[1]} r={shared})" if shared > 1 else "g"
     terms = [["b", heads, "s", "d!"], ["b", "g", "t!", "d!"], ["b", "g", "t!", "e!"]]
-    if len(operands) > 3:
+    packed = bool(op.attrs.get("documents"))
+    if packed:
+        numbers = operands[3].shape
+        terms += [["b" if numbers[0] > 1 else "1", name] for name in ("s", "t!")]
+    elif len(operands) > 3:
         mask = operands[3].shape
         whole = ["b", heads, "s", "t!"][4 - len(mask) :]
         terms.append(["1" if n == 1 else f for f, n in zip(whole, mask, strict=True)])

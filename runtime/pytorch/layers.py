@@ -14,6 +14,9 @@ from torch.nn.attention.bias import causal_lower_right
 from autopar.nouns.windows import strip_rows
 from autopar.runtime.pytorch import ranks
 from autopar.runtime.pytorch.dropout import drawn_apart
+from autopar.runtime.pytorch.ring_attention import over_blocks
+from autopar.runtime.pytorch.ring_blocks import Block
+from autopar.runtime.shared.settings import ProgramError
 from autopar.torch_private.modes import without_modes
 
 
@@ -57,6 +60,7 @@ def attention(
     rows: str | Sequence[str] = (),
     order: str = "contiguous",
     window: int | None = None,
+    documents: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """``softmax(q k^T * scale + mask) v``: q [b, h, s, d], k and v [b, g, t, d], h = g * r.
 
@@ -64,8 +68,14 @@ def attention(
     ``1 / sqrt(d)``. Ranks along ``axis`` have pieces, and drop scores of their own. Of ranks along
     ``rows`` each has a piece of the queries, one behind the other or in zigzag ``order``: a causal
     mask shows them the keys up to their own places in the whole sequence, and with ``window`` the
-    last so many of these alone, strip by strip of the rows (`autopar.nouns.windows`).
+    last so many of these alone, strip by strip of the rows (`autopar.nouns.windows`). Of
+    ``documents``, numbers of the rows [b, s] and of all columns [b, t], a row sees its own alone.
     """
+    if documents is not None:
+        if mask is not None or dropout:
+            raise ProgramError("attention of documents has no mask and no dropout beside them")
+        blocks = _blocks(q.shape[2], k.shape[2], causal, rows, order, window)
+        return over_blocks(q, k, v, documents, blocks, scale)
     if mask is not None and mask.dtype is not torch.bool:
         mask = mask.to(q.dtype)
     attend: Callable[..., Tensor] = partial(
@@ -114,6 +124,25 @@ def _runs(
             yield slice(begin, stop), first + ahead
 
 
+def _blocks(
+    length: int,
+    columns: int,
+    causal: bool,
+    rows: str | Sequence[str],
+    order: str,
+    window: int | None,
+) -> list[Block]:
+    """What this rank's rows see of all columns, by their places alone."""
+    if not causal:
+        return [Block((0, length), (0, columns))]
+    made = []
+    for here, first in _runs(length, columns, rows, order, None):
+        start = 0 if window is None else max(0, first - window + 1)
+        stop = min(columns, first + here.stop - here.start)
+        made.append(Block((here.start, here.stop), (start, stop), first - start, window))
+    return made
+
+
 def _band(first: int, rows: int, columns: int, window: int | None, q: Tensor) -> Tensor:
     """What rows see of ``columns``, the first one being row ``first`` of these.
 
@@ -133,9 +162,7 @@ def _hidden_too(first: int, rows: int, columns: int, window: int | None, mask: T
     return mask & seen if mask.dtype is torch.bool else mask.masked_fill(~seen, -math.inf)
 
 
-def _seen(
-    first: int, rows: int, columns: int, window: int | None, device: torch.device
-) -> Tensor:
+def _seen(first: int, rows: int, columns: int, window: int | None, device: torch.device) -> Tensor:
     seen = torch.ones(rows, columns, dtype=torch.bool, device=device).tril(first)
     return seen if window is None else seen.triu(first - window + 1)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -21,8 +21,10 @@ from torch.autograd.function import once_differentiable
 
 from autopar.runtime.pytorch import ranks, transport
 from autopar.runtime.pytorch.collectives import apply
+from autopar.runtime.pytorch.document_blocks import seen_blocks
 from autopar.runtime.pytorch.ring_agreement import check_same_shapes
 from autopar.runtime.pytorch.ring_blocks import ORDERS, Block, Order, blocks, rounds, sources
+from autopar.runtime.pytorch.ring_checks import check, check_documents
 from autopar.runtime.pytorch.ring_kernels import Softmax, backward, forward, wide
 from autopar.runtime.pytorch.ring_results import Result, computed
 from autopar.runtime.pytorch.zigzag import to_zigzag
@@ -41,6 +43,7 @@ def ring_attention(
     ring: str | Sequence[str],
     order: str = "contiguous",
     window: int | None = None,
+    documents: tuple[Tensor, Tensor] | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
     """This rank's rows of ``softmax(q k^T * scale + mask) v`` over whole sequences that n ranks
@@ -54,6 +57,8 @@ def ring_attention(
     causal: row i sees columns up to i; with ``window`` those after i - window alone. Where the rows
             and columns of the pieces stand is ``order``: ``contiguous`` or ``zigzag`` (chunks i and
             2n - 1 - i of 2n on rank i, which gives all ranks the same work).
+    documents: numbers of this rank's rows [b, s/n] and of all columns [b, t] in their own order; a
+            row sees columns of its own number alone. Only what some row sees is computed.
     ring:   an axis, or axes, outermost first, of which the last should join near ranks. An axis of
             one rank moves nothing.
 
@@ -67,7 +72,8 @@ def ring_attention(
     """
     axes = tuple(a for a in ((ring,) if isinstance(ring, str) else ring) if transport.size(a) > 1)
     ways = tuple(transport.size(a) for a in axes)
-    _check(q, k, v, mask, causal, math.prod(ways), order, window, dropout)
+    check(q, k, v, mask, causal, math.prod(ways), order, window, dropout)
+    check_documents(q, k, mask, documents, math.prod(ways))
     check_same_shapes(axes, q, k, v)
     if mask is not None:
         mask = mask if mask.dtype is torch.bool else mask.to(q.dtype)
@@ -75,8 +81,30 @@ def ring_attention(
         mask = mask.expand(*mask.shape[:3], k.shape[2] * math.prod(ways))
         mask = to_zigzag(mask, 3, math.prod(ways)) if order == "zigzag" else mask
     course = Course.of(axes, ways, (q.shape[2], k.shape[2]), cast(Order, order), causal, window)
+    own, every = documents or (None, None)
+    if own is not None and every is not None:
+        every = to_zigzag(every, 1, math.prod(ways)) if order == "zigzag" else every
+        course = course.within(own, every, k.shape[2])
     scale = q.shape[3] ** -0.5 if scale is None else scale
-    result: Tensor = apply(_Ring, q, k, v, mask, course, scale)
+    result: Tensor = apply(_Ring, q, k, v, mask, own, every, course, scale)
+    return result
+
+
+def over_blocks(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    documents: tuple[Tensor, Tensor],
+    blocks: Sequence[Block],
+    scale: float | None,
+) -> Tensor:
+    """Rows of ``softmax(q k^T * scale) v`` against whole keys and values, of each that its document
+    and one of ``blocks`` show it; see `ring_attention`, whose ranks have it so without a ring."""
+    own, every = documents
+    check_documents(q, k, None, documents, 1)
+    course = Course((), (), ((0, tuple(blocks)),)).within(own, every, k.shape[2])
+    scale = q.shape[3] ** -0.5 if scale is None else scale
+    result: Tensor = apply(_Ring, q, k, v, None, own, every, course, scale)
     return result
 
 
@@ -106,23 +134,49 @@ class Course:
         seen = blocks(here, ways, *lengths, order, causal, window)
         return cls(axes, around, tuple(zip(first, seen, strict=True)))
 
+    def within(self, own: Tensor, every: Tensor, columns: int) -> Course:
+        """What documents leave of it; ``every``: their numbers as pieces of so many ``columns`` lie
+        one behind the other. Reads them: a device waits for it once a call."""
+        if own.is_meta or every.is_meta:
+            steps = ((first, tuple(replace(b, mixed=True) for b in s)) for first, s in self.steps)
+            return replace(self, steps=tuple(steps))
+        rows, all_columns = (x.detach().to("cpu", torch.int64).numpy() for x in (own, every))
+        seen = (
+            (first, seen_blocks(blocks, rows, all_columns[:, first : first + columns]))
+            for first, blocks in self.steps
+        )
+        return replace(self, steps=tuple(seen))
+
+
+Hidden = tuple[Tensor | None, Tensor | None, Tensor | None]
+"""A mask, or the documents' numbers of rows and of all columns as they come around."""
+
 
 class _Ring(Function):
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, course: Course, scale: float
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None,
+        own: Tensor | None,
+        every: Tensor | None,
+        course: Course,
+        scale: float,
     ) -> Tensor:
-        out, top, total = computed(lambda: _forward(q, k, v, mask, course, scale))
+        hidden = (mask, own, every)
+        out, top, total = computed(lambda: _forward(q, k, v, hidden, course, scale))
         assert out is not None
         out = out.detach()  # which may be kept elsewhere, by itself
-        ctx.save_for_backward(q, k, v, mask, out, top, total)
+        ctx.save_for_backward(q, k, v, *hidden, out, top, total)
         ctx.course, ctx.scale = course, scale
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Any:
-        q, k, v, mask, out, top, total = ctx.saved_tensors
+        q, k, v, mask, own, every, out, top, total = ctx.saved_tensors
         course: Course = ctx.course
         mask_wanted = ctx.needs_input_grad[3]
         pair_wanted = ctx.needs_input_grad[1] or ctx.needs_input_grad[2]
@@ -142,7 +196,7 @@ class _Ring(Function):
                     _rows(q, block),
                     _columns(keys, block),
                     _columns(values, block),
-                    _of_mask(mask, block, first),
+                    _hidden((mask, own, every), block, first),
                     _rows(out, block),
                     _rows(top, block),
                     None if total is None else _rows(total, block),
@@ -164,11 +218,11 @@ class _Ring(Function):
         else:
             _around(*where, visit)
         grads = [(dq, q), (dk, k), (dv, v), (added, mask)]
-        return *[None if g is None else g.to(x.dtype) for g, x in grads], None, None
+        return *[None if g is None else g.to(x.dtype) for g, x in grads], None, None, None, None
 
 
 def _forward(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, course: Course, scale: float
+    q: Tensor, k: Tensor, v: Tensor, hidden: Hidden, course: Course, scale: float
 ) -> Result:
     """The result, and by what a row's probabilities are made of its scores again."""
     softmax = Softmax.of_nothing(q, v)
@@ -179,11 +233,11 @@ def _forward(
         first, seen = next(steps)
         for block in seen:
             operands = _rows(q, block), _columns(keys, block), _columns(values, block)
-            hidden = _of_mask(mask, block, first)
-            softmax.add(block.rows, forward(*operands, hidden, block, scale))
+            of_block = _hidden(hidden, block, first)
+            softmax.add(block.rows, forward(*operands, of_block, block, scale))
 
     _around(_joined(k, v), course.axes, course.around, visit)
-    apart = mask is not None and mask.dtype is not torch.bool
+    apart = hidden[0] is not None and hidden[0].dtype is not torch.bool
     return softmax.result().to(q.dtype), *softmax.normalizer(apart)
 
 
@@ -250,65 +304,18 @@ def _columns(x: Tensor, block: Block) -> Tensor:
     return x[:, :, slice(*block.columns)]
 
 
+def _hidden(hidden: Hidden, block: Block, first: int) -> Tensor | None:
+    """The mask of a block beside what it says itself."""
+    mask, own, every = hidden
+    if not block.mixed or own is None or every is None:
+        return cast(Tensor | None, _of_mask(mask, block, first))
+    rows = own[:, None, slice(*block.rows), None]
+    return rows == every[:, None, None, first + block.columns[0] : first + block.columns[1]]
+
+
 def _of_mask(mask: Any, block: Block, first: int) -> Any:
     """A view of what a mask says of a block whose piece begins with column ``first`` of all."""
     if mask is None:
         return None
     rows = slice(None) if mask.shape[2] == 1 else slice(*block.rows)
     return mask[:, :, rows, first + block.columns[0] : first + block.columns[1]]
-
-
-def _check(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    causal: bool,
-    n: int,
-    order: str,
-    window: int | None,
-    dropout: float,
-) -> None:
-    """Raises `ProgramError` for what it cannot do, with what to do instead."""
-    shapes = f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}"
-    wrong = None
-    if dropout:
-        wrong = (
-            f"dropout={dropout:g}: ring attention cannot drop scores; train with dropout 0, or "
-            "split attention by heads or by rows of queries alone"
-        )
-    elif not q.dtype == k.dtype == v.dtype:
-        wrong = f"q is {q.dtype}, k {k.dtype} and v {v.dtype}: cast them to one dtype"
-    elif k.shape[:3] != v.shape[:3] or q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
-        wrong = f"{shapes}: keys and values are pieces of equal length, as wide as queries are"
-    elif q.shape[1] % k.shape[1]:
-        wrong = f"{shapes}: heads of queries are a multiple of those of keys"
-    elif order not in ORDERS:
-        wrong = f"order={order!r}: write one of {', '.join(ORDERS)}"
-    elif window is not None and (not causal or window < 1):
-        wrong = f"window={window} with causal={causal}: a window has causal=True and 1 row or more"
-    elif causal and q.shape[2] != k.shape[2]:
-        wrong = f"{shapes}: a causal mask needs pieces of queries and keys of one length"
-    elif causal and order == "zigzag" and q.shape[2] % 2:
-        wrong = (
-            f"{shapes}: zigzag pieces are two chunks of one length, and {q.shape[2]} is odd; take "
-            f"a sequence that {2 * n} divides, or order='contiguous'"
-        )
-    elif mask is not None:
-        wrong = _wrong_mask(q, k, mask, n)
-    if wrong is not None:
-        raise ProgramError(f"ring attention over {n} ranks: {wrong}")
-
-
-def _wrong_mask(q: Tensor, k: Tensor, mask: Tensor, n: int) -> str | None:
-    whole = (q.shape[0], q.shape[1], q.shape[2], n * k.shape[2])
-    fits = 2 <= mask.dim() <= 4 and all(
-        size in (1, wanted)
-        for size, wanted in zip(reversed(mask.shape), reversed(whole), strict=False)
-    )
-    if fits:
-        return None
-    return (
-        f"a mask {list(mask.shape)} is not one of {list(whole)} or of 1 in their place: it holds "
-        f"this rank's rows and all columns, those of {n} equal pieces"
-    )

@@ -41,12 +41,14 @@ class Block:
 
     offset: row i of the block sees column j where j <= i + offset; None where each sees all.
     window: and where j > i + offset - window.
+    mixed: documents hide something of it (`autopar.runtime.pytorch.document_blocks`).
     """
 
     rows: tuple[int, int]
     columns: tuple[int, int]
     offset: int | None = None
     window: int | None = None
+    mixed: bool = False
 
     @property
     def aligned(self) -> bool:

@@ -90,7 +90,7 @@ def forward(
     else:
         bias, causal = _flash_mask(q, mask, block)
         out, lse = flash_cpu(q, k, v, 0.0, causal, attn_mask=bias, scale=scale)
-        if mask is not None and bias is not None:  # the kernel says 0 of rows that see nothing
+        if bias is not None:  # the kernel says 0 of rows that see nothing
             lse = lse.masked_fill((bias == -math.inf).all(-1), -math.inf)
     return Softmax(out.to(wide(q.dtype)), lse, torch.ones_like(lse))
 

@@ -123,6 +123,59 @@ def test_windows(mesh: str, way: str, window: int) -> None:
     check(made, model(), batch())
 
 
+class Packed(Model):
+    """Documents are numbered, from a number that differs; rows see the columns of their own."""
+
+    def forward(self, tokens: Tensor, labels: Tensor, numbers: Tensor) -> Tensor:  # type: ignore[override]
+        same = numbers[:, None, :, None] == numbers[:, None, None, :]
+        places = torch.arange(LENGTH)
+        if window := self.options.get("window"):
+            back = places[:, None] - places
+            same = same & (back >= 0) & (back < window)
+        x = self.words(tokens) + self.places(places)
+        q = self.q(x).unflatten(-1, (HEADS, -1)).transpose(1, 2)
+        k, v = (p(x).unflatten(-1, (self.kv_heads, -1)).transpose(1, 2) for p in (self.k, self.v))
+        mixed = F.scaled_dot_product_attention(q, k, v, same, enable_gqa=self.kv_heads != HEADS)
+        x = x + self.o(mixed.transpose(1, 2).flatten(2))
+        return F.cross_entropy(self.head(x).flatten(0, 1), labels.flatten())
+
+
+def packed() -> dict[str, Tensor]:
+    """Documents that end inside of pieces, on their edges, and that are as long as several."""
+    lengths = [(1, 4, 10, 1), (8, 4, 1, 3)]
+    numbers = [[i + 3 for i, length in enumerate(each) for _ in range(length)] for each in lengths]
+    return {**batch(), "numbers": torch.tensor(numbers)}
+
+
+@pytest.mark.parametrize("window", [None, 3, LENGTH])
+@pytest.mark.parametrize(
+    ("mesh", "way"),
+    [
+        ("cp=2", "whole"),
+        ("cp=2", "cp:g"),
+        ("cp=2", "cp:ring"),
+        ("cp=4", "whole"),
+        ("cp=4", "cp:ring"),
+        ("dp_shard=2 x cp=2", "cp:ring"),
+        ("cp=2 x cp_head=2", "cp:ring cp_head:g"),
+        ("tp=2 x cp=2", "tp:g"),
+    ],
+)
+def test_documents(mesh: str, way: str, window: int | None) -> None:
+    model = partial(Packed, 2, window=window)
+    captured = capture_of(model, packed)
+    (at,) = (op for op in captured.graph.ops if op.kind == "attention")
+    assert at.attrs["documents"]
+    assert at.attrs.get("window") == (3 if window == 3 else None)
+    order = {None: "ring", 3: "causal_ring", LENGTH: "zigzag_ring"}[window]
+    made = emitted(
+        captured, Spread(Mesh.parse(mesh), {key(None, at.name): way.replace("ring", order)})
+    )
+    assert "documents=(" in made.text
+    torch.manual_seed(0)
+    check(made, model(), packed())
+
+
 @pytest.mark.parametrize("name", ["causal", "grouped"])
 def test_heads_that_ranks_do_not_divide_are_named(name: str) -> None:
     workload = Workload(model=MODELS[name], batch=batch)

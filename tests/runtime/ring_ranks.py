@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -58,6 +59,8 @@ class Case:
     order: str = "contiguous"
     window: int | None = None
     mask: str = ""
+    documents: tuple[int, ...] = ()
+    """Lengths of those of the first sample; the others' are the same in the other order."""
     scale: float | None = None
 
     @property
@@ -103,6 +106,10 @@ def operands(case: Case, dtype: torch.dtype = torch.float64) -> dict[str, Tensor
         "v": normal(case.b, case.g, t, case.e),
         "grad": normal(case.b, case.h, case.s, case.e),
     }
+    if case.documents:
+        counts = [case.documents, case.documents[::-1]] * case.b
+        numbers = [torch.arange(len(c)).repeat_interleave(torch.tensor(c)) for c in counts]
+        made["documents"] = torch.stack(numbers[: case.b])
     return {**made, "mask": _mask(case, draw, normal)} if case.mask else made
 
 
@@ -146,6 +153,10 @@ def whole(case: Case, given: Mapping[str, Tensor], kernel: SDPBackend = SDPBacke
             mask = seen
         else:
             mask = mask & seen if mask.dtype is torch.bool else mask.masked_fill(~seen, -torch.inf)
+    if case.documents:
+        numbers = given["documents"]
+        same = (numbers[:, :, None] == numbers[:, None])[:, None]
+        mask = same if mask is None else mask & same
     with sdpa_kernel(kernel):
         out = F.scaled_dot_product_attention(
             q, k, v, mask, scale=case.scale, enable_gqa=case.h != case.g
@@ -184,7 +195,10 @@ def on_this_rank(
         mask = own_mask(mask, case, place).detach().clone()
         if case.trained:
             leaves.append(mask.requires_grad_())
-    asked = {"ring": case.axes, "order": case.order, "window": case.window}
+    asked: dict[str, Any] = {"ring": case.axes, "order": case.order, "window": case.window}
+    if case.documents:
+        numbers = given["documents"]
+        asked["documents"] = (cut(numbers, 1, case, place), numbers)
     out = attend(q, k, v, mask, case.causal, case.scale, **asked)
     torch.autograd.backward(out, cut(given["grad"], 2, case, place))
     return [out.detach(), *map(_grad, leaves)]

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from autopar.nouns import windows
 from autopar.nouns.mesh import Mesh
+from autopar.runtime.pytorch import document_blocks, ring_kernels
 from autopar.runtime.pytorch import ranks as rank_state
 from autopar.runtime.pytorch.layers import attention
+from autopar.runtime.pytorch.ring_blocks import Block
 from tests.runtime.test_pieces import Alone
 
 RANKS, ROWS, HEADS = 4, 16, 4
@@ -128,3 +131,55 @@ def test_pairs_of_strips_are_those_that_kernels_are_given(
     q, k = torch.zeros(1, 1, rows, 4), torch.zeros(1, 1, columns, 4)
     attention(q, k, k, causal=True, window=window)
     assert given == windows.seen_pairs(rows, columns, window)
+
+
+@pytest.mark.parametrize("order", ["contiguous", "zigzag"])
+@pytest.mark.parametrize(("causal", "window"), [(False, None), (True, None), (True, 3)])
+def test_documents(
+    monkeypatch: pytest.MonkeyPatch, causal: bool, window: int | None, order: str
+) -> None:
+    """Of each rank's rows against gathered keys, with their gradients."""
+    monkeypatch.setattr(document_blocks, "TILE", 3)
+    draw = torch.Generator().manual_seed(5)
+    numbers = torch.tensor([[0] * 7 + [1] * 2 + [2] * 7, [4] * 1 + [5] * 14 + [4] * 1])
+    same = (numbers[:, :, None] == numbers[:, None])[:, None]
+    q, k, v, grad = (
+        torch.randn(2, h, ROWS, 8, generator=draw, dtype=torch.float64, requires_grad=True)
+        for h in (HEADS, 2, 2, HEADS)
+    )
+    expected = whole(q, k, v, same, causal, window)
+    wanted = torch.autograd.grad(expected, (q, k, v), grad, retain_graph=True)
+    got = attention(q, k, v, causal=causal, window=window, documents=(numbers, numbers))
+    torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        torch.autograd.grad(got, (q, k, v), grad), wanted, rtol=1e-12, atol=1e-12
+    )
+    for rank in range(RANKS):
+        own = own_rows(rank, order)
+        with rank_state.using(Alone(Mesh.parse(f"cp={RANKS}"), rank)):
+            mine = (numbers[:, own], numbers)
+            part = attention(
+                q[:, :, own], k, v, causal=causal, rows="cp", order=order, window=window,
+                documents=mine,
+            )  # fmt: skip
+        torch.testing.assert_close(part, expected[:, :, own], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("offset", [-1, 0, 3])
+def test_rows_of_a_block_that_see_nothing(offset: int) -> None:
+    """One document, whose tiles do not stand on the diagonal."""
+    q, k, v = (torch.randn(1, 1, 4, 8, dtype=torch.float64) for _ in range(3))
+    block = Block((0, 4), (0, 4), offset)
+    part = ring_kernels.forward(q, k, v, None, block, 1.0)
+    dead = [i for i in range(4) if not any(block.sees(i, j) for j in range(4))]
+    assert [i for i in range(4) if part.top[0, 0, i] == -torch.inf] == dead
+
+
+def test_only_what_documents_show_is_computed() -> None:
+    """Squares of tiles along the diagonal, whole ones under no mask."""
+    numbers = np.repeat([[0, 1, 2, 3]], [1024, 512, 1536, 1024], axis=1)
+    (whole_block,) = (Block((0, 4096), (0, 4096), 0),)
+    made = document_blocks.seen_blocks((whole_block,), numbers, numbers)
+    assert not any(block.mixed for block in made)
+    assert sum(b.height * b.width for b in made) == 512**2 * (3 + 1 + 6 + 3)
+    assert {b.aligned for b in made if b.offset is not None} == {True}

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -16,9 +17,9 @@ from hypothesis import strategies as st
 from torch.nn.attention import SDPBackend
 
 from autopar.nouns.mesh import Mesh
+from autopar.runtime.pytorch import document_blocks, ring_kernels, transport
 from autopar.runtime.pytorch import ranks as rank_state
 from autopar.runtime.pytorch import ring_attention as ring
-from autopar.runtime.pytorch import ring_kernels, transport
 from autopar.runtime.pytorch.counting import Counting
 from autopar.runtime.pytorch.ranks import Ranks
 from autopar.runtime.pytorch.ring_attention import ring_attention
@@ -29,6 +30,14 @@ from tests.runtime.ring_ranks import Case, around, farthest, operands, whole
 from tests.runtime.test_pieces import Alone
 
 LIMIT = 1e-9
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_tiles() -> Iterator[None]:
+    """So that documents of a few tokens have several."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(document_blocks, "TILE", 3)
+        yield
 
 
 @pytest.mark.parametrize("mesh", MESHES)
@@ -50,10 +59,12 @@ def cases(draw: st.DrawFn) -> Case:
     s = n * draw(st.integers(1, 4)) * (2 if order == "zigzag" else 1)
     g = draw(st.integers(1, 3))
     few = st.integers(1, 5)
+    packed = draw(st.booleans())
+    ends = sorted(draw(st.sets(st.integers(1, s), max_size=4)) | {0, s}) if packed else []
     return Case(
         mesh=mesh,
         s=s,
-        t=0 if causal else n * draw(st.integers(1, 4)) * (2 if order == "zigzag" else 1),
+        t=0 if causal or packed else n * draw(st.integers(1, 4)) * (2 if order == "zigzag" else 1),
         h=g * draw(st.integers(1, 3)),
         g=g,
         d=draw(few),
@@ -62,7 +73,10 @@ def cases(draw: st.DrawFn) -> Case:
         causal=causal,
         order=order,
         window=draw(st.none() | st.integers(1, s + 2)) if causal else None,
-        mask=draw(st.sampled_from(["", "", "two dims", "keys", "added", "trained"])),
+        mask=""
+        if packed
+        else draw(st.sampled_from(["", "", "two dims", "keys", "added", "trained"])),
+        documents=tuple(b - a for a, b in pairwise(ends)),
         scale=draw(st.none() | st.floats(0.05, 2)),
     )
 

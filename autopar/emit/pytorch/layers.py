@@ -119,10 +119,13 @@ def _attention(site: Site) -> Expr:
     if "window" in site.attrs and not site.attrs.get("causal"):
         raise EmitError(f"{site.at.op.name}: windows without a causal mask are masks in programs")
     arguments = [a.text for a in site.args[:3]]
-    if len(site.args) > 3:
+    documents = bool(site.attrs.get("documents"))
+    if len(site.args) > 3 and not documents:
         arguments.append(f"mask={site.args[3].text}")
     arguments += ["causal=True"] if site.attrs.get("causal") else []
     arguments += [f"window={site.attrs['window']}"] if "window" in site.attrs else []
+    if documents:
+        arguments.append(f"documents=({', '.join(a.text for a in site.args[3:])})")
     arguments += site.beside
     scale = site.attrs.get("scale")
     if scale is not None and not math.isclose(scale, site.operand(0)[-1] ** -0.5):

@@ -24,6 +24,7 @@ def argument_names(
     for op in scope.ops():
         for place, name in enumerate(op.op.inputs):
             hint = _HINTS.get((op.op.kind, place))
+            hint = "documents" if hint == "mask" and op.op.attrs.get("documents") else hint
             if hint is not None:
                 roles.setdefault(name, hint)
     roles |= {n: role for n in inputs if (role := known.roles.get(n, "")) and n not in roles}

@@ -7,14 +7,14 @@ from collections.abc import Callable
 
 import numpy as np
 
-from autopar.frontends.pytorch.facts import Affine, Choice, Fact, Facts, Test, inverse
+from autopar.frontends.pytorch.documents import lift_documents
+from autopar.frontends.pytorch.facts import Affine, Choice, Fact, Facts, Test
 from autopar.frontends.pytorch.indices import find_facts
 from autopar.frontends.pytorch.ir import Links, Node, Shape, Value, final, replace
+from autopar.frontends.pytorch.mask_forms import form_of, seen
 from autopar.frontends.pytorch.program import Body, Program
-from autopar.nouns.windows import strip_rows
 
 Emit = Callable[..., Value]
-HUGE = -1e9  # added to a score it leaves a weight of exactly 0
 
 
 def simplify_masks(program: Program) -> None:
@@ -22,6 +22,9 @@ def simplify_masks(program: Program) -> None:
     facts = find_facts(program.nodes)
     _plain_lookups(program.nodes, facts)
     program.nodes = _row_lookups(program.nodes, facts)
+    lift_documents(
+        program, facts, lambda body: find_facts(body.nodes, _entry_facts(program, body, facts))
+    )
     for body in program.bodies.values():
         known = _entry_facts(program, body, facts)
         inner = find_facts(body.nodes, known)
@@ -47,40 +50,15 @@ def _entry_facts(program: Program, body: Body, facts: Facts) -> dict[Value, Fact
 
 def _mask_attention(nodes: list[Node], facts: Facts) -> None:
     for node in nodes:
-        if node.kind != "attention" or len(node.inputs) < 4 or node.attrs["causal"]:
+        if node.kind != "attention" or len(node.inputs) != 4 or node.attrs["causal"]:
             continue
         fact = facts.get(node.inputs[3])
-        if isinstance(fact, Choice):
-            fact = _seen(fact)
-        if not isinstance(fact, Test) or fact.never:
-            continue
+        test = seen(fact) if isinstance(fact, Choice) else fact
+        form = form_of(test) if isinstance(test, Test) else None
         queries, keys = node.inputs[0].shape[2], node.inputs[1].shape[2]
-        if fact.always:
+        if form is not None and (queries == keys or not dict(form)["causal"]):
             del node.inputs[3]
-        elif queries == keys and (window := _window(fact)) is not None:
-            del node.inputs[3]
-            banded = {"window": window, "strip": strip_rows(window, keys)} if window < keys else {}
-            node.attrs = {**node.attrs, "causal": True, **banded}
-
-
-def _window(fact: Test) -> int | None:
-    """How many columns a row sees, itself the last, where ``fact`` says no more than that; all of
-    them where it is causal."""
-    below = (0,) * (len(fact.shape) - 2) + (1, -1)
-    above = tuple(-c for c in below)
-    if fact.least == {(below, 0)}:
-        return fact.shape[-1]
-    back = [const for coefficients, const in fact.least if coefficients == above]
-    if len(back) == 1 and fact.least == {(below, 0), (above, back[0])}:
-        return back[0] + 1
-    return None
-
-
-def _seen(fact: Choice) -> Test | None:
-    """Where a mask that is added to the scores leaves them, if it hides the rest."""
-    if fact.inside == 0 and fact.outside <= HUGE:
-        return fact.test
-    return inverse(fact.test) if fact.outside == 0 and fact.inside <= HUGE else None
+            node.attrs = {**node.attrs, **dict(form)}
 
 
 def _plain_lookups(nodes: list[Node], facts: Facts) -> None:
