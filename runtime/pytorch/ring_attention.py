@@ -23,12 +23,11 @@ from autopar.runtime.pytorch import ranks, transport
 from autopar.runtime.pytorch.collectives import apply
 from autopar.runtime.pytorch.document_blocks import seen_blocks
 from autopar.runtime.pytorch.ring_agreement import check_same_shapes
-from autopar.runtime.pytorch.ring_blocks import ORDERS, Block, Order, blocks, rounds, sources
+from autopar.runtime.pytorch.ring_blocks import Block, Order, blocks, rounds, sources
 from autopar.runtime.pytorch.ring_checks import check, check_documents
 from autopar.runtime.pytorch.ring_kernels import Softmax, backward, forward, wide
 from autopar.runtime.pytorch.ring_results import Result, computed
 from autopar.runtime.pytorch.zigzag import to_zigzag
-from autopar.runtime.shared.settings import ProgramError
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]

@@ -102,7 +102,10 @@ def _form(packed: Packed, attention: Node) -> Form | None:
 
 def _packed(scope: Scope, mask: Value) -> Packed | None:
     """What ``mask`` says, if no more than that; none where it says nothing of documents."""
-    if len(mask.shape) < 2 or mask.shape[-1] < 2 or any(n != 1 for n in mask.shape[1:-2]):
+    if len(mask.shape) != 4 and not _of_all_samples(mask):
+        return None
+    mask = _through(scope[1], mask)
+    if len(mask.shape) < 2 or mask.shape[-1] < 2 or not _by_sample(mask):
         return None
     kept = _kept(scope, mask)
     numbers: list[Value] = []
@@ -159,26 +162,45 @@ def _terms(links: Links, value: Value) -> Iterator[Value]:
     """What ``value`` is the conjunction of."""
     value = _through(links, value)
     both = links.made_by(value, "and")
-    if both is None or len(both.inputs) != 2:
+    sides = [] if both is None else both.inputs
+    if len(sides) != 2 or not all(_stands_in(side, value) for side in sides):
         yield value
         return
-    for side in both.inputs:
+    for side in sides:
         yield from _terms(links, side)
 
 
 def _through(links: Links, value: Value) -> Value:
-    """What is only spread, or has more dims of size one before the last two, in ``value``."""
+    """What is only spread, or has more dims of size one behind that of samples, in ``value``."""
     node = links.made_by(value, "reshape", "expand")
     while node is not None:
         inside = node.inputs[0]
-        sizes = [[n for n in v.shape[:-2] if n != 1] for v in (inside, value)]
-        if inside.shape[-2:] != value.shape[-2:] or (
-            node.kind == "reshape" and sizes[0] != sizes[1]
-        ):
+        same = inside.shape[-2:] == value.shape[-2:] and _by_sample(inside)
+        if node.kind == "expand":
+            same = same and _stands_in(inside, value)
+        else:
+            sizes = [_line(v.shape[:-2])[0] for v in (inside, value)]
+            same = same and _by_sample(value) and sizes[0] == sizes[1]
+        if not same:
             break
         value = inside
         node = links.made_by(value, "reshape", "expand")
     return value
+
+
+def _of_all_samples(value: Value) -> bool:
+    return all(n == 1 for n in value.shape[:-2])
+
+
+def _by_sample(value: Value) -> bool:
+    """Whether rows and columns stand behind samples alone."""
+    return all(n == 1 for n in value.shape[1:-2])
+
+
+def _stands_in(side: Value, whole: Value) -> bool:
+    """Whether samples of ``side`` are those of ``whole``, to whose dims it is aligned at the right:
+    with fewer dims they would stand where heads do."""
+    return len(side.shape) == len(whole.shape) or _of_all_samples(side)
 
 
 def _of_places(fact: Test, shape: Shape) -> Test | None:
@@ -194,6 +216,8 @@ def _compared(links: Links, term: Value, shape: Shape) -> tuple[str, Value] | No
     """``eq`` of numbers, or ``le`` of a column's to its row's, with what both are a view of."""
     node = links.made_by(term, "eq", "le", "ge")
     if node is None or len(node.inputs) != 2 or term.shape[-2:] != shape[-2:]:
+        return None
+    if not all(len(v.shape) == len(term.shape) for v in node.inputs) or not _by_sample(term):
         return None
     if any("int" not in v.dtype for v in node.inputs):
         return None
