@@ -85,6 +85,10 @@ class Workload:
     precision:     dtype of compute; parameters are stored as the model declares them.
     seed:          seed of the initial weights.
     whole_inputs:  names of batch entries without a batch dim, which every device gets whole.
+    document_tokens: of batches that pack documents into samples (PyTorch): how long the document
+                   of a token is, in the mean over tokens (sum of squared lengths over sum of
+                   lengths), or that of the busiest device, which others wait for. Attention is
+                   priced so; None: as one document a sample.
 
     Raises `WorkloadError`.
     """
@@ -103,6 +107,7 @@ class Workload:
     seed: int = 0
     whole_inputs: tuple[str, ...] = ()
     has_aux: bool = False
+    document_tokens: float | None = None
 
     def __post_init__(self) -> None:
         if (self.model is None) == (self.loss is None):
@@ -137,6 +142,8 @@ class Workload:
         _figure("eps", self.eps, "more than 0", above=0.0)
         if self.clip_norm is not None:
             _figure("clip_norm", self.clip_norm, "more than 0, or None", above=0.0)
+        if self.document_tokens is not None:
+            _figure("document_tokens", self.document_tokens, "1 or more, or None", least=1.0)
         if not isinstance(self.betas, (tuple, list)) or len(self.betas) != 2:
             raise WorkloadError(f"betas={self.betas!r}: give two numbers, as in (0.9, 0.999)")
         for i, beta in enumerate(self.betas):

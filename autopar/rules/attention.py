@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from autopar.nouns.graph import DTYPE_BYTES, Op, Tensor
-from autopar.nouns.windows import seen_pairs
+from autopar.nouns.windows import seen_of_documents, seen_pairs
 from autopar.rules.implementations.table import (
     CAUSAL_RING,
     CAUSAL_ROWS,
@@ -69,6 +69,9 @@ def _attention(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]
 
 def _share_seen(op: Op, rows: int, columns: int) -> float:
     """Of all pairs of a row and a column, those that are computed."""
+    if tokens := op.attrs.get("document_tokens"):
+        seen = seen_of_documents(columns, tokens, bool(op.attrs.get("causal")))
+        return min(seen, float(op.attrs.get("window", columns))) / columns
     if "strip" in op.attrs:
         return seen_pairs(rows, columns, op.attrs["window"]) / (rows * columns)
     if op.attrs.get("causal"):
@@ -87,7 +90,7 @@ def _rows(op: Op, operands: tuple[Tensor, ...]) -> tuple[Implemented, ...]:
     causal = op.attrs.get("causal")
     key, value = operands[1:3]
     window = op.attrs.get("window", key.shape[2]) if causal else key.shape[2]
-    reach = window / key.shape[2]
+    reach = min(window, op.attrs.get("document_tokens", window)) / key.shape[2]
     names = (CAUSAL_ROWS, ZIGZAG_ROWS) if causal else (ROWS,)
     plain = tuple(Implemented("s", name, reach=reach) for name in names)
     if op.attrs.get("dropout_p") or (causal and operands[0].shape[2] != key.shape[2]):
@@ -105,7 +108,7 @@ def _rows(op: Op, operands: tuple[Tensor, ...]) -> tuple[Implemented, ...]:
 
     def ring(name: str) -> Implemented:
         # Pieces in zigzag go all the way round: the late half of each sees what is near.
-        back = window - 1 if reach < 1 and name == CAUSAL_RING else None
+        back = window - 1 if window < key.shape[2] and name == CAUSAL_RING else None
         moves = (Internal(SHIFT, way, pair, width, dtype, back=back) for way, dtype in moved)
         # A mask has all of its columns on every rank.
         return Implemented("s", name, tuple(moves), ("t",), (1, 2), reach)

@@ -16,10 +16,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from autopar.nouns.windows import DOCUMENT_TILE as TILE
 from autopar.runtime.pytorch.ring_blocks import Block
-
-TILE = 512
-"""Rows and columns of a tile: enough for a kernel, and few edges."""
 
 Numbers = NDArray[np.int64]
 """[b, places]: of each place its document's number."""

@@ -12,7 +12,9 @@ from torch import Tensor, nn
 
 from autopar.frontends.pytorch.capture import capture
 from autopar.nouns.graph import Op
-from autopar.nouns.workload import Workload
+from autopar.nouns.workload import Workload, WorkloadError
+from autopar.rules.registry import bind
+from autopar.rules.work import flops
 
 B, S, H, D = 2, 6, 2, 4
 Mask = Callable[[Tensor, Tensor], Tensor]
@@ -46,7 +48,7 @@ class Layer(nn.Module):
 
 
 def attend(x: Tensor, mask: Tensor, dropout: float) -> Tensor:
-    q = x.view(B, S, H, D).transpose(1, 2)
+    q = x.unflatten(-1, (H, D)).transpose(1, 2)
     return F.scaled_dot_product_attention(q, q, q, mask, dropout).transpose(1, 2).flatten(2)
 
 
@@ -146,3 +148,41 @@ def test_numbers_that_are_no_integers_stay() -> None:
 
 def test_dropped_scores_keep_their_mask() -> None:
     assert "documents" not in attention(PACKED["alone"][0], dropout=0.1)[0].attrs
+
+
+def test_the_length_of_documents_is_priced() -> None:
+    def priced(tokens: float | None, window: int | None = None) -> float:
+        seen = torch.ones(4096, 4096, dtype=torch.bool).tril().triu(1 - (window or 4096))
+
+        def mask(n: Tensor, x: Tensor) -> Tensor:
+            return same(n) & seen
+
+        batch = {
+            "x": torch.empty(1, 4096, H * D),
+            "numbers": torch.zeros(1, 4096, dtype=torch.int64),
+        }
+        workload = Workload(
+            model=lambda: Attending(mask), batch=lambda: batch, document_tokens=tokens
+        )
+        graph = capture(workload).graph
+        (op,) = (op for op in graph.ops if op.kind == "attention")
+        return flops(bind(op, graph.tensors), op, graph.tensors)[0]
+
+    whole = priced(None)
+    assert priced(4096.0) == whole
+    assert priced(1024.0) == pytest.approx(whole * (512 + 512) / 2048.5)
+    assert priced(1024.0, window=2048) == priced(1024.0)
+
+
+def test_a_length_without_documents_is_noted() -> None:
+    batch = {"x": torch.randn(B, S, H * D), "numbers": torch.zeros(B, S, dtype=torch.int64)}
+    workload = Workload(
+        model=lambda: Attending(lambda n, x: causal()), batch=lambda: batch, document_tokens=3
+    )
+    assert any("document_tokens is not used" in note for note in capture(workload).notes)
+
+
+@pytest.mark.parametrize("tokens", [0, -1.0, float("nan"), "many"])
+def test_lengths_that_cannot_be(tokens: Any) -> None:
+    with pytest.raises(WorkloadError, match=r"document_tokens=.*: give a number, 1 or more"):
+        Workload(model=lambda: None, batch=lambda: {}, document_tokens=tokens)

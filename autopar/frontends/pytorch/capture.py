@@ -9,6 +9,7 @@ from autopar.frontends.pytorch.alike import Repeats
 from autopar.frontends.pytorch.assemble import assemble
 from autopar.frontends.pytorch.build import Built, build, check_batch, without_values
 from autopar.frontends.pytorch.calls import NotAlike
+from autopar.frontends.pytorch.documents import with_length
 from autopar.frontends.pytorch.errors import BatchError
 from autopar.frontends.pytorch.function_rules import with_rules
 from autopar.frontends.pytorch.gradients import (
@@ -42,6 +43,10 @@ CHOSEN = (
     "long for few of them as for all"
 )
 PAIRS = "The program and its checkpoints hold complex parameters as pairs of real numbers"
+NO_DOCUMENTS = (
+    "document_tokens is not used: no attention has a mask that compares a number of each row with "
+    "one of each column, which packed documents would have"
+)
 UNCHECKED = "The program does not check values where the forward does, and takes them for right"
 
 
@@ -54,7 +59,12 @@ def capture(workload: Workload) -> Captured:
     with KeptState(workload, without_values) as state:
         built = build(workload, state.empty_caches)
         captured = capture_built(built, workload.whole_inputs)
-    return replace(captured, notes=(*captured.notes, *state.notes))
+    notes = (*captured.notes, *state.notes)
+    if workload.document_tokens is None:
+        return replace(captured, notes=notes)
+    graph = with_length(captured.graph, workload.document_tokens)
+    unused = (NO_DOCUMENTS,) if graph is captured.graph else ()
+    return replace(captured, graph=graph, notes=(*notes, *unused))
 
 
 def capture_built(built: Built, whole_inputs: tuple[str, ...] = ()) -> Captured:

@@ -7,6 +7,7 @@ positions: within a document that is to compare places.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from autopar.frontends.pytorch.facts import Choice, Fact, Facts, Test
 from autopar.frontends.pytorch.ir import Links, Node, Shape, Value, replace
 from autopar.frontends.pytorch.mask_forms import HUGE, Form, form_of
 from autopar.frontends.pytorch.program import Body, Program
+from autopar.nouns.graph import Graph
 
 Scope = tuple[list[Node], Links, Facts]
 
@@ -284,3 +286,20 @@ def _numbers(scope: Scope, numbers: Value) -> Value:
     node = Node("reshape", [numbers], [made], {"shape": shape})
     nodes.insert(nodes.index(maker) + 1 if maker is not None else 0, node)
     return made
+
+
+def with_length(graph: Graph, tokens: float) -> Graph:
+    """``graph`` whose attention of documents is priced for such of so many ``tokens``; the same
+    one where it has none."""
+    bodies = {name: with_length(block.body, tokens) for name, block in graph.blocks.items()}
+    ops = tuple(
+        dataclasses.replace(op, attrs={**op.attrs, "document_tokens": float(tokens)})
+        if op.attrs.get("documents")
+        else op
+        for op in graph.ops
+    )
+    changed = {n: b for n, b in bodies.items() if b is not graph.blocks[n].body}
+    if not changed and all(a is b for a, b in zip(ops, graph.ops, strict=True)):
+        return graph
+    blocks = {n: dataclasses.replace(b, body=bodies[n]) for n, b in graph.blocks.items()}
+    return dataclasses.replace(graph, ops=ops, blocks=blocks)
