@@ -36,7 +36,8 @@ KINDS: Mapping[str, str] = MappingProxyType(
         "attention": "q, k, v, mask?; causal, scale (float or null), dropout_p, window? (columns "
         "that a row sees at most, its own the last), strip? (rows computed at a time then), "
         "documents? (then numbers of rows [b|1, s] and of columns [b|1, t] stand for the mask, and "
-        "a row sees columns of its own number alone), document_tokens? (how long a row's is)",
+        "a row sees columns of its own number alone), document_tokens? (how long a row's is), "
+        "sinks? (then the last operand [h] is one more logit of each row, whose weight is lost)",
         "rotary": "x [b, h, s, d], cos [b|1, s, d], sin [b|1, s, d]; style (half)",
         "repeat_heads": "x [b, g, t, d]; repeats: -> [b, g*repeats, t, d]",
         # normalisation

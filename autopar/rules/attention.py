@@ -44,22 +44,23 @@ def _attention(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]
     shared = query[1] // key[1]
     heads = f"(g={key[1]} r={shared})" if shared > 1 else "g"
     terms = [["b", heads, "s", "d!"], ["b", "g", "t!", "d!"], ["b", "g", "t!", "e!"]]
-    packed = bool(op.attrs.get("documents"))
-    if packed:
+    sinks = bool(op.attrs.get("sinks"))
+    if op.attrs.get("documents"):
         numbers = operands[3].shape
         terms += [["b" if numbers[0] > 1 else "1", name] for name in ("s", "t!")]
-    elif len(operands) > 3:
+    elif len(operands) > 3 + sinks:
         mask = operands[3].shape
         whole = ["b", heads, "s", "t!"][4 - len(mask) :]
         terms.append(["1" if n == 1 else f for f, n in zip(whole, mask, strict=True)])
     seen = _share_seen(op, query[2], key[2])
+    terms += [[heads]] if sinks else []
     space = ("b", "g", "s", "t") if shared == 1 else ("b", "g", "r", "s", "t")
     heads_kept = ("g",) if shared == 1 else ("g", "r")
     return Rule(
         text(terms, [["b", heads, "s", "e!"]]),
         saves=tuple(range(len(operands))),
         saves_results=(0,),
-        keeps=(Kept(("b", *heads_kept, "s"), 4),),
+        keeps=(Kept(("b", *heads_kept, "s"), 4),) * (1 + sinks),  # and the weights of sinks
         implementations=_rows(op, operands),
         flop_terms=((2.0 * seen, (*space, "d")), (2.0 * seen, (*space, "e"))),
         backward=FLASH_BACKWARD,
@@ -95,7 +96,8 @@ def _rows(op: Op, operands: tuple[Tensor, ...]) -> tuple[Implemented, ...]:
     plain = tuple(Implemented("s", name, reach=reach) for name in names)
     if op.attrs.get("dropout_p") or (causal and operands[0].shape[2] != key.shape[2]):
         return plain
-    if any(t.differentiable for t in operands[3:]):
+    masks = operands[3 : len(operands) - bool(op.attrs.get("sinks"))]
+    if any(t.differentiable for t in masks):
         return plain
     # Keys and values both ways, and in backward the sums of their gradients, added up wide.
     pair, width = ("b", "g", "t"), key.shape[3] + value.shape[3]

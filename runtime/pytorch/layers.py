@@ -61,6 +61,7 @@ def attention(
     order: str = "contiguous",
     window: int | None = None,
     documents: tuple[Tensor, Tensor] | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """``softmax(q k^T * scale + mask) v``: q [b, h, s, d], k and v [b, g, t, d], h = g * r.
 
@@ -70,12 +71,14 @@ def attention(
     mask shows them the keys up to their own places in the whole sequence, and with ``window`` the
     last so many of these alone, strip by strip of the rows (`autopar.nouns.windows`). Of
     ``documents``, numbers of the rows [b, s] and of all columns [b, t], a row sees its own alone.
+    ``sinks`` [h] are one more logit of each row, whose weight goes nowhere.
     """
-    if documents is not None:
-        if mask is not None or dropout:
-            raise ProgramError("attention of documents has no mask and no dropout beside them")
+    if documents is not None or sinks is not None:
+        if dropout:
+            raise ProgramError("attention of documents or with sinks has no dropout")
         blocks = _blocks(q.shape[2], k.shape[2], causal, rows, order, window)
-        return over_blocks(q, k, v, documents, blocks, scale)
+        mixed: Tensor = over_blocks(q, k, v, blocks, scale, mask, documents, sinks)
+        return mixed
     if mask is not None and mask.dtype is not torch.bool:
         mask = mask.to(q.dtype)
     attend: Callable[..., Tensor] = partial(
@@ -136,10 +139,14 @@ def _blocks(
     if not causal:
         return [Block((0, length), (0, columns))]
     made = []
-    for here, first in _runs(length, columns, rows, order, None):
-        start = 0 if window is None else max(0, first - window + 1)
-        stop = min(columns, first + here.stop - here.start)
-        made.append(Block((here.start, here.stop), (start, stop), first - start, window))
+    for here, first in _runs(length, columns, rows, order, window):
+        own, stop = (here.start, here.stop), min(columns, first + here.stop - here.start)
+        if window is not None:
+            start = max(0, first - window + 1)
+            made.append(Block(own, (start, stop), first - start, window))
+            continue
+        made += [Block(own, (0, first))] if first else []  # kernels know either without a mask
+        made.append(Block(own, (first, stop), 0))
     return made
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -19,12 +18,12 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from autopar.runtime.pytorch import ranks, transport
+from autopar.runtime.pytorch import transport
 from autopar.runtime.pytorch.collectives import apply
-from autopar.runtime.pytorch.document_blocks import seen_blocks
 from autopar.runtime.pytorch.ring_agreement import check_same_shapes
-from autopar.runtime.pytorch.ring_blocks import Block, Order, blocks, rounds, sources
+from autopar.runtime.pytorch.ring_blocks import Block, Order
 from autopar.runtime.pytorch.ring_checks import check, check_documents
+from autopar.runtime.pytorch.ring_course import Course
 from autopar.runtime.pytorch.ring_kernels import Softmax, backward, forward, wide
 from autopar.runtime.pytorch.ring_results import Result, computed
 from autopar.runtime.pytorch.zigzag import to_zigzag
@@ -43,6 +42,7 @@ def ring_attention(
     order: str = "contiguous",
     window: int | None = None,
     documents: tuple[Tensor, Tensor] | None = None,
+    sinks: Tensor | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
     """This rank's rows of ``softmax(q k^T * scale + mask) v`` over whole sequences that n ranks
@@ -58,6 +58,8 @@ def ring_attention(
             2n - 1 - i of 2n on rank i, which gives all ranks the same work).
     documents: numbers of this rank's rows [b, s/n] and of all columns [b, t] in their own order; a
             row sees columns of its own number alone. Only what some row sees is computed.
+    sinks:  [h], one more logit of each row, whose weight goes nowhere. Its gradient is of this
+            rank's rows alone.
     ring:   an axis, or axes, outermost first, of which the last should join near ranks. An axis of
             one rank moves nothing.
 
@@ -75,9 +77,7 @@ def ring_attention(
     check_documents(q, k, mask, documents, math.prod(ways))
     check_same_shapes(axes, q, k, v)
     if mask is not None:
-        mask = mask if mask.dtype is torch.bool else mask.to(q.dtype)
-        mask = mask.view(*[1] * (4 - mask.dim()), *mask.shape)
-        mask = mask.expand(*mask.shape[:3], k.shape[2] * math.prod(ways))
+        mask = _spread(mask, q, k.shape[2] * math.prod(ways))
         mask = to_zigzag(mask, 3, math.prod(ways)) if order == "zigzag" else mask
     course = Course.of(axes, ways, (q.shape[2], k.shape[2]), cast(Order, order), causal, window)
     own, every = documents or (None, None)
@@ -85,66 +85,55 @@ def ring_attention(
         every = to_zigzag(every, 1, math.prod(ways)) if order == "zigzag" else every
         course = course.within(own, every, k.shape[2])
     scale = q.shape[3] ** -0.5 if scale is None else scale
-    result: Tensor = apply(_Ring, q, k, v, mask, own, every, course, scale)
-    return result
+    return _computed(q, k, v, (mask, own, every), sinks, course, scale)
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def over_blocks(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    documents: tuple[Tensor, Tensor],
     blocks: Sequence[Block],
     scale: float | None,
+    mask: Tensor | None = None,
+    documents: tuple[Tensor, Tensor] | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
-    """Rows of ``softmax(q k^T * scale) v`` against whole keys and values, of each that its document
-    and one of ``blocks`` show it; see `ring_attention`, whose ranks have it so without a ring."""
-    own, every = documents
-    check_documents(q, k, None, documents, 1)
-    course = Course((), (), ((0, tuple(blocks)),)).within(own, every, k.shape[2])
+    """Rows of ``softmax(q k^T * scale + mask) v`` against whole keys and values, of each that its
+    document and one of ``blocks`` show it; see `ring_attention`, whose ranks have it so without a
+    ring."""
+    check_documents(q, k, mask, documents, 1)
+    own, every = documents or (None, None)
+    course = Course((), (), ((0, tuple(blocks)),))
+    if own is not None and every is not None:
+        course = course.within(own, every, k.shape[2])
+    mask = None if mask is None else _spread(mask, q, k.shape[2])
     scale = q.shape[3] ** -0.5 if scale is None else scale
-    result: Tensor = apply(_Ring, q, k, v, None, own, every, course, scale)
-    return result
+    return _computed(q, k, v, (mask, own, every), sinks, course, scale)
 
 
-@dataclass(frozen=True, slots=True)
-class Course:
-    """How pieces come around to this rank."""
+def _computed(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    hidden: Hidden,
+    sinks: Tensor | None,
+    course: Course,
+    scale: float,
+) -> Tensor:
+    held = None if sinks is None else sinks.detach()
+    out: Tensor
+    out, lost = apply(_Ring, q, k, v, *hidden, held, course, scale)
+    if sinks is not None:
+        out = apply(_Sinks, out, sinks, lost)
+    return out
 
-    axes: tuple[str, ...]
-    around: tuple[int, ...]
-    """Pieces that it holds along each axis."""
-    steps: tuple[tuple[int, tuple[Block, ...]], ...]
-    """Each piece in its turn: where its columns begin, and what is computed of it."""
 
-    @classmethod
-    def of(
-        cls,
-        axes: tuple[str, ...],
-        ways: tuple[int, ...],
-        lengths: tuple[int, int],
-        order: Order,
-        causal: bool,
-        window: int | None,
-    ) -> Course:
-        here = ranks.current().index(*axes)
-        around = rounds(ways, lengths[0], order, causal, window)
-        first = [lengths[1] * piece for piece in sources(here, ways, around)]
-        seen = blocks(here, ways, *lengths, order, causal, window)
-        return cls(axes, around, tuple(zip(first, seen, strict=True)))
-
-    def within(self, own: Tensor, every: Tensor, columns: int) -> Course:
-        """What documents leave of it; ``every``: their numbers as pieces of so many ``columns`` lie
-        one behind the other. Reads them: a device waits for it once a call."""
-        if own.is_meta or every.is_meta:
-            steps = ((first, tuple(replace(b, mixed=True) for b in s)) for first, s in self.steps)
-            return replace(self, steps=tuple(steps))
-        rows, all_columns = (x.detach().to("cpu", torch.int64).numpy() for x in (own, every))
-        seen = (
-            (first, seen_blocks(blocks, rows, all_columns[:, first : first + columns]))
-            for first, blocks in self.steps
-        )
-        return replace(self, steps=tuple(seen))
+def _spread(mask: Tensor, q: Tensor, columns: int) -> Tensor:
+    """Of four dims and all columns."""
+    mask = mask if mask.dtype is torch.bool else mask.to(q.dtype)
+    mask = mask.view(*[1] * (4 - mask.dim()), *mask.shape)
+    return mask.expand(*mask.shape[:3], columns)
 
 
 Hidden = tuple[Tensor | None, Tensor | None, Tensor | None]
@@ -161,20 +150,28 @@ class _Ring(Function):
         mask: Tensor | None,
         own: Tensor | None,
         every: Tensor | None,
+        sinks: Tensor | None,
         course: Course,
         scale: float,
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor | None]:
+        """The result, and the weights of sinks."""
         hidden = (mask, own, every)
-        out, top, total = computed(lambda: _forward(q, k, v, hidden, course, scale))
+        out, top, total = computed(lambda: _forward(q, k, v, hidden, sinks, course, scale))
         assert out is not None
         out = out.detach()  # which may be kept elsewhere, by itself
         ctx.save_for_backward(q, k, v, *hidden, out, top, total)
         ctx.course, ctx.scale = course, scale
-        return out
+        lost = None
+        if sinks is not None:
+            assert top is not None
+            lost = (sinks.to(top.dtype)[:, None] - top).exp()
+            lost = lost if total is None else lost / total
+            ctx.mark_non_differentiable(lost)
+        return out, lost
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> Any:
+    def backward(ctx: Any, grad: Tensor, lost: None = None) -> Any:
         q, k, v, mask, own, every, out, top, total = ctx.saved_tensors
         course: Course = ctx.course
         mask_wanted = ctx.needs_input_grad[3]
@@ -217,11 +214,41 @@ class _Ring(Function):
         else:
             _around(*where, visit)
         grads = [(dq, q), (dk, k), (dv, v), (added, mask)]
-        return *[None if g is None else g.to(x.dtype) for g, x in grads], None, None, None, None
+        cast_back = [None if g is None else g.to(x.dtype) for g, x in grads]
+        return *cast_back, None, None, None, None, None
+
+
+class _Sinks(Function):
+    """``out`` as it is, and the gradient of sinks, each a weight that multiplies nothing.
+
+    By itself, since a backward that wants parameters' gradients alone must not go around a ring.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, out: Tensor, sinks: Tensor, lost: Tensor) -> Tensor:
+        ctx.save_for_backward(out, lost)
+        ctx.dtype = sinks.dtype
+        return out.view_as(out)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        out, lost = ctx.saved_tensors
+        given = None
+        if ctx.needs_input_grad[1]:
+            inner = (grad.to(lost.dtype) * out.to(lost.dtype)).sum(-1)
+            given = -(lost * inner).sum((0, 2)).to(ctx.dtype)
+        return grad, given, None
 
 
 def _forward(
-    q: Tensor, k: Tensor, v: Tensor, hidden: Hidden, course: Course, scale: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    hidden: Hidden,
+    sinks: Tensor | None,
+    course: Course,
+    scale: float,
 ) -> Result:
     """The result, and by what a row's probabilities are made of its scores again."""
     softmax = Softmax.of_nothing(q, v)
@@ -236,6 +263,8 @@ def _forward(
             softmax.add(block.rows, forward(*operands, of_block, block, scale))
 
     _around(_joined(k, v), course.axes, course.around, visit)
+    if sinks is not None:
+        softmax.add((0, q.shape[2]), Softmax.of_sinks(sinks, softmax))
     apart = hidden[0] is not None and hidden[0].dtype is not torch.bool
     return softmax.result().to(q.dtype), *softmax.normalizer(apart)
 

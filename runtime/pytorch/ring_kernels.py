@@ -48,6 +48,12 @@ class Softmax:
         summed = q.new_zeros((*shape, v.shape[3]), dtype=wide(q.dtype))
         return cls(summed, summed.new_full(shape, -math.inf), summed.new_zeros(shape))
 
+    @classmethod
+    def of_sinks(cls, sinks: Tensor, rows: Softmax) -> Softmax:
+        """One more column of all ``rows``, with a logit for each head and nothing to add up."""
+        top = sinks.to(rows.top.dtype)[:, None].expand_as(rows.top)
+        return cls(torch.zeros_like(rows.summed), top, torch.ones_like(rows.total))
+
     def add(self, rows: tuple[int, int], part: Softmax) -> None:
         """Further columns of some rows."""
         here = (slice(None), slice(None), slice(*rows))

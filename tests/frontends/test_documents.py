@@ -48,7 +48,7 @@ class Layer(nn.Module):
 
 
 def attend(x: Tensor, mask: Tensor, dropout: float) -> Tensor:
-    q = x.unflatten(-1, (H, D)).transpose(1, 2)
+    q = x.view(*x.shape[:2], H, D).transpose(1, 2)
     return F.scaled_dot_product_attention(q, q, q, mask, dropout).transpose(1, 2).flatten(2)
 
 
@@ -152,9 +152,8 @@ def test_dropped_scores_keep_their_mask() -> None:
 
 def test_the_length_of_documents_is_priced() -> None:
     def priced(tokens: float | None, window: int | None = None) -> float:
-        seen = torch.ones(4096, 4096, dtype=torch.bool).tril().triu(1 - (window or 4096))
-
         def mask(n: Tensor, x: Tensor) -> Tensor:
+            seen = torch.ones(4096, 4096, dtype=torch.bool).tril().triu(1 - (window or 4096))
             return same(n) & seen
 
         batch = {

@@ -80,13 +80,26 @@ def _attention(c: Call) -> Tensor:
     repeats = q.shape[1] // k.shape[1]
     if repeats > 1:
         k, v = (t.repeat_interleave(repeats, dim=1) for t in (k, v))
-    mask = c.operands[3] if len(c.operands) > 3 else None
+    sinks = c.operands[-1] if c.attrs.get("sinks") else None
+    mask = c.operands[3] if len(c.operands) > 3 + (sinks is not None) else None
+    if c.attrs.get("documents"):
+        mask = c.operands[3][:, None, :, None] == c.operands[4][:, None, None, :]
     if "window" in c.attrs and mask is None:
         mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool)
     if mask is not None and c.attrs["causal"]:
         seen = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril()
         seen = seen.triu(1 - c.attrs.get("window", k.shape[2]))
         mask = mask & seen if mask.dtype is torch.bool else mask.masked_fill(~seen, -torch.inf)
+    if sinks is not None:  # one more column of zeros, with its own logit
+        k, v = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))
+        if mask is None:
+            mask = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool)
+            mask = mask.tril() if c.attrs["causal"] else mask
+        if mask.dtype is torch.bool:
+            mask = torch.zeros(mask.shape, dtype=q.dtype).masked_fill(~mask, -torch.inf)
+        mask = mask.expand(len(q), len(sinks), *mask.shape[-2:])
+        logit = sinks[None, :, None, None].expand(*mask.shape[:3], 1)
+        mask = torch.cat([mask, logit], -1)
     mixed = F.scaled_dot_product_attention(
         q, k, v, mask,
         c.attrs["dropout_p"] if c.dropout else 0.0,

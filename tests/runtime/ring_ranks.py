@@ -61,6 +61,7 @@ class Case:
     mask: str = ""
     documents: tuple[int, ...] = ()
     """Lengths of those of the first sample; the others' are the same in the other order."""
+    sinks: bool = False
     scale: float | None = None
 
     @property
@@ -86,10 +87,12 @@ class Results:
     k: Tensor
     v: Tensor
     mask: Tensor | None
+    sinks: Tensor | None = None
 
     def items(self) -> dict[str, Tensor]:
         named = {"out": self.out, "q": self.q, "k": self.k, "v": self.v}
-        return named if self.mask is None else {**named, "mask": self.mask}
+        more = {"mask": self.mask, "sinks": self.sinks}
+        return named | {name: x for name, x in more.items() if x is not None}
 
 
 def operands(case: Case, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
@@ -106,6 +109,8 @@ def operands(case: Case, dtype: torch.dtype = torch.float64) -> dict[str, Tensor
         "v": normal(case.b, case.g, t, case.e),
         "grad": normal(case.b, case.h, case.s, case.e),
     }
+    if case.sinks:
+        made["sinks"] = normal(case.h)
     if case.documents:
         counts = [case.documents, case.documents[::-1]] * case.b
         numbers = [torch.arange(len(c)).repeat_interleave(torch.tensor(c)) for c in counts]
@@ -157,6 +162,8 @@ def whole(case: Case, given: Mapping[str, Tensor], kernel: SDPBackend = SDPBacke
         numbers = given["documents"]
         same = (numbers[:, :, None] == numbers[:, None])[:, None]
         mask = same if mask is None else mask & same
+    if case.sinks:
+        return _with_sinks(case, given, mask)
     with sdpa_kernel(kernel):
         out = F.scaled_dot_product_attention(
             q, k, v, mask, scale=case.scale, enable_gqa=case.h != case.g
@@ -164,6 +171,22 @@ def whole(case: Case, given: Mapping[str, Tensor], kernel: SDPBackend = SDPBacke
     torch.autograd.backward(out, given["grad"])
     dq, dk, dv = map(_grad, (q, k, v))
     return Results(out.detach(), dq, dk, dv, None if leaf is None else leaf.grad)
+
+
+def _with_sinks(case: Case, given: Mapping[str, Tensor], mask: Tensor | None) -> Results:
+    """Written out, as `~transformers` has it for gpt-oss."""
+    q, k, v, sinks = (given[x].detach().clone().requires_grad_() for x in (*"qkv", "sinks"))
+    b, h, s, d = q.shape
+    keys, values = (x.repeat_interleave(h // x.shape[1], 1) for x in (k, v))
+    scores = q @ keys.mT * (d**-0.5 if case.scale is None else case.scale)
+    if mask is not None and mask.dtype is torch.bool:
+        scores = scores.masked_fill(~mask, -torch.inf)
+    elif mask is not None:
+        scores = scores + mask
+    every = torch.cat([scores, sinks[:, None, None].expand(b, h, s, 1)], -1)
+    out = every.softmax(-1)[..., :-1] @ values
+    torch.autograd.backward(out, given["grad"])
+    return Results(out.detach(), _grad(q), _grad(k), _grad(v), None, _grad(sinks))
 
 
 def _grad(leaf: Tensor) -> Tensor:
@@ -199,6 +222,9 @@ def on_this_rank(
     if case.documents:
         numbers = given["documents"]
         asked["documents"] = (cut(numbers, 1, case, place), numbers)
+    if case.sinks:
+        leaves.append(given["sinks"].detach().clone().requires_grad_())
+        asked["sinks"] = leaves[-1]
     out = attend(q, k, v, mask, case.causal, case.scale, **asked)
     torch.autograd.backward(out, cut(given["grad"], 2, case, place))
     return [out.detach(), *map(_grad, leaves)]
@@ -209,6 +235,8 @@ def around(case: Case, given: Mapping[str, Tensor]) -> tuple[Results, simulated.
     with shifts():
         by_rank, world = simulated.run(Mesh.parse(case.mesh), lambda _: on_this_rank(case, given))
     out, dq, dk, dv = joined_of(case, [r[:4] for r in by_rank])
+    if case.sinks:  # each has the part of its own rows
+        return Results(out, dq, dk, dv, None, torch.stack([r[4] for r in by_rank]).sum(0)), world
     if not case.trained:
         return Results(out, dq, dk, dv, None), world
     mask = given["mask"].detach().clone().requires_grad_()

@@ -183,3 +183,42 @@ def test_only_what_documents_show_is_computed() -> None:
     assert not any(block.mixed for block in made)
     assert sum(b.height * b.width for b in made) == 512**2 * (3 + 1 + 6 + 3)
     assert {b.aligned for b in made if b.offset is not None} == {True}
+
+
+@pytest.mark.parametrize("order", ["contiguous", "zigzag"])
+@pytest.mark.parametrize(("causal", "window"), [(False, None), (True, None), (True, 3)])
+@pytest.mark.parametrize("name", ["none", "heads", "added", "rows"])
+def test_sinks(name: str, causal: bool, window: int | None, order: str) -> None:
+    """A column of zeros with a logit for each head."""
+    draw = torch.Generator().manual_seed(5)
+    mask = masks()[name]
+    q, k, v, grad = (
+        torch.randn(2, h, ROWS, 8, generator=draw, dtype=torch.float64, requires_grad=True)
+        for h in (HEADS, 2, 2, HEADS)
+    )
+    sinks = torch.randn(HEADS, generator=draw, dtype=torch.float64, requires_grad=True)
+    places = torch.arange(ROWS)
+    back = places[:, None] - places
+    seen = (back >= 0) & (back < (window or ROWS)) if causal else back == back
+    added = torch.zeros(2, HEADS, ROWS, ROWS, dtype=torch.float64)
+    added = added if mask is None or mask.dtype is torch.bool else added + mask
+    seen = seen & mask if mask is not None and mask.dtype is torch.bool else seen
+    added = added.masked_fill(~seen, -torch.inf)
+    every = torch.cat([added, sinks[None, :, None, None].expand(2, -1, ROWS, 1)], -1)
+    keys, values = (torch.nn.functional.pad(x, (0, 0, 0, 1)) for x in (k, v))
+    expected = whole(q, keys, values, every, False)
+    leaves = (q, k, v, sinks)
+    wanted = torch.autograd.grad(expected, leaves, grad, retain_graph=True)
+    got = attention(q, k, v, mask, causal, window=window, sinks=sinks)
+    torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        torch.autograd.grad(got, leaves, grad), wanted, rtol=1e-12, atol=1e-12
+    )
+    for rank in range(RANKS):
+        own = own_rows(rank, order)
+        mine = mask if mask is None or mask.shape[-2] == 1 else mask[..., own, :]
+        with rank_state.using(Alone(Mesh.parse(f"cp={RANKS}"), rank)):
+            part = attention(
+                q[:, :, own], k, v, mine, causal, rows="cp", order=order, window=window, sinks=sinks
+            )
+        torch.testing.assert_close(part, expected[:, :, own], rtol=1e-12, atol=1e-12)

@@ -77,6 +77,7 @@ def cases(draw: st.DrawFn) -> Case:
         if packed
         else draw(st.sampled_from(["", "", "two dims", "keys", "added", "trained"])),
         documents=tuple(b - a for a, b in pairwise(ends)),
+        sinks=packed and draw(st.booleans()),
         scale=draw(st.none() | st.floats(0.05, 2)),
     )
 

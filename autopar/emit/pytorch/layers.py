@@ -120,12 +120,15 @@ def _attention(site: Site) -> Expr:
         raise EmitError(f"{site.at.op.name}: windows without a causal mask are masks in programs")
     arguments = [a.text for a in site.args[:3]]
     documents = bool(site.attrs.get("documents"))
-    if len(site.args) > 3 and not documents:
+    masked = 3 + bool(site.attrs.get("sinks"))
+    if len(site.args) > masked and not documents:
         arguments.append(f"mask={site.args[3].text}")
     arguments += ["causal=True"] if site.attrs.get("causal") else []
     arguments += [f"window={site.attrs['window']}"] if "window" in site.attrs else []
     if documents:
-        arguments.append(f"documents=({', '.join(a.text for a in site.args[3:])})")
+        arguments.append(f"documents=({', '.join(a.text for a in site.args[3:5])})")
+    if site.attrs.get("sinks"):
+        arguments.append(f"sinks={site.args[-1].text}")
     arguments += site.beside
     scale = site.attrs.get("scale")
     if scale is not None and not math.isclose(scale, site.operand(0)[-1] ** -0.5):

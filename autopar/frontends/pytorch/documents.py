@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from autopar.frontends.pytorch.facts import Choice, Fact, Facts, Test
 from autopar.frontends.pytorch.ir import Links, Node, Shape, Value, replace
-from autopar.frontends.pytorch.mask_forms import HUGE, Form, form_of
+from autopar.frontends.pytorch.mask_forms import HUGE, Form, form_of, has_mask
 from autopar.frontends.pytorch.program import Body, Program
 from autopar.nouns.graph import Graph
 
@@ -68,9 +68,9 @@ def lift_documents(program: Program, facts: Facts, inner: Callable[[Body], Facts
 def _open(reader: Node, mask: Value) -> bool:
     """Whether it is attention that numbers may be given to in the place of ``mask``."""
     return (
-        reader.kind == "attention"
-        and len(reader.inputs) == 4
-        and mask not in reader.inputs[:3]
+        has_mask(reader)
+        and reader.inputs[3] is mask
+        and reader.inputs.count(mask) == 1
         and not reader.attrs["causal"]
         and not reader.attrs["dropout_p"]
         and reader.inputs[0].shape[2] == reader.inputs[1].shape[2]
@@ -79,7 +79,7 @@ def _open(reader: Node, mask: Value) -> bool:
 
 def _lift(scope: Scope, given: set[Value]) -> None:
     for node in list(scope[0]):
-        if len(node.inputs) != 4 or not _open(node, node.inputs[3]) or node.inputs[3] in given:
+        if not has_mask(node) or not _open(node, node.inputs[3]) or node.inputs[3] in given:
             continue
         packed = _packed(scope, node.inputs[3])
         form = None if packed is None else _form(packed, node)
@@ -88,7 +88,7 @@ def _lift(scope: Scope, given: set[Value]) -> None:
 
 
 def _give(attention: Node, numbers: Value, form: Form) -> None:
-    attention.inputs[3:] = [numbers, numbers]
+    attention.inputs[3:4] = [numbers, numbers]
     attention.attrs = {**attention.attrs, "documents": True, **dict(form)}
 
 

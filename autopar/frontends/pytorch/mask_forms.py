@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from autopar.frontends.pytorch.facts import Choice, Test, inverse
+from autopar.frontends.pytorch.ir import Node
 from autopar.nouns.windows import strip_rows
 
 HUGE = -1e9
@@ -10,6 +11,13 @@ HUGE = -1e9
 
 Form = tuple[tuple[str, object], ...]
 """Attributes of attention that hide what the mask hides."""
+
+
+def has_mask(node: Node) -> bool:
+    """Whether it is attention under a mask, its fourth operand; sinks stand behind that."""
+    beside = 3 + bool(node.attrs.get("sinks"))
+    packed = node.attrs.get("documents")
+    return node.kind == "attention" and len(node.inputs) > beside and not packed
 
 
 def form_of(test: Test) -> Form | None:

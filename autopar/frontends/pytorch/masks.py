@@ -11,8 +11,9 @@ from autopar.frontends.pytorch.documents import lift_documents
 from autopar.frontends.pytorch.facts import Affine, Choice, Fact, Facts, Test
 from autopar.frontends.pytorch.indices import find_facts
 from autopar.frontends.pytorch.ir import Links, Node, Shape, Value, final, replace
-from autopar.frontends.pytorch.mask_forms import form_of, seen
+from autopar.frontends.pytorch.mask_forms import form_of, has_mask, seen
 from autopar.frontends.pytorch.program import Body, Program
+from autopar.frontends.pytorch.unfused import lift_attention
 
 Emit = Callable[..., Value]
 
@@ -20,6 +21,10 @@ Emit = Callable[..., Value]
 def simplify_masks(program: Program) -> None:
     """Attention loses masks that say causal, a window or nothing; other index work gets short."""
     facts = find_facts(program.nodes)
+    lift_attention(program.nodes, {program.result}, facts)
+    for body in program.bodies.values():
+        known = find_facts(body.nodes, _entry_facts(program, body, facts))
+        lift_attention(body.nodes, set(body.exits), known)
     _plain_lookups(program.nodes, facts)
     program.nodes = _row_lookups(program.nodes, facts)
     lift_documents(
@@ -50,7 +55,7 @@ def _entry_facts(program: Program, body: Body, facts: Facts) -> dict[Value, Fact
 
 def _mask_attention(nodes: list[Node], facts: Facts) -> None:
     for node in nodes:
-        if node.kind != "attention" or len(node.inputs) != 4 or node.attrs["causal"]:
+        if not has_mask(node) or node.attrs["causal"]:
             continue
         fact = facts.get(node.inputs[3])
         test = seen(fact) if isinstance(fact, Choice) else fact
@@ -250,7 +255,7 @@ def _hand_in_unspread(program: Program) -> None:
     for nodes in scopes:
         links = Links(nodes)
         for node in nodes:
-            if node.kind == "attention" and len(node.inputs) > 3:
+            if has_mask(node):
                 node.inputs[3] = _unspread(links, node.inputs[3])
     links = Links(program.nodes)
     for body in program.bodies.values():
@@ -259,7 +264,7 @@ def _hand_in_unspread(program: Program) -> None:
         for place, entry in enumerate(body.entries):
             readers = inner.readers.get(entry, [])
             only_masks = readers and all(
-                r.kind == "attention" and entry not in r.inputs[:3] for r in readers
+                has_mask(r) and entry is r.inputs[3] and r.inputs.count(entry) == 1 for r in readers
             )
             if not only_masks or entry in inner.results:
                 continue
