@@ -3,10 +3,10 @@
     machine(id, device, driver, libraries, seen_at, processor)
     measurement(machine, subject, key, size_bytes, flops, seconds, spread, repeats, measured_at)
 
-`subject` is 'op', 'collective', 'waiting', 'overlap', 'process' or 'run', `key` names what was run
-in one readable line. Every measurement is its own transaction, so an interruption loses nothing
-that was measured. Files of format 2, which do not say which CPU measured, are taken on. What is
-read is a copy: a user's file, and the folder that it lies in, stay as they are.
+`subject` is 'op', 'collective', 'waiting', 'overlap', 'process', 'run' or 'routes', `key` names
+what was run in one readable line. Every measurement is its own transaction, so an interruption
+loses nothing that was measured. Files of format 2, which do not say which CPU measured, are taken
+on. What is read is a copy: a user's file, and the folder that it lies in, stay as they are.
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ from autopar.cost_models.profile_file import (
     refused,
     rescue,
 )
+
+RUNS = ("run", "routes")
+"""What runs of plans leave, and not `autopar profile`."""
 
 
 @dataclass(frozen=True)
@@ -193,7 +196,7 @@ class ProfileDb:
                 f"{self.path} holds measurements of {known}, the cluster has {device}; "
                 "run `autopar profile` on that cluster or leave the profile out"
             )
-        profiled = [m for m in same if any(row.subject != "run" for row in self.measurements(m))]
+        profiled = [m for m in same if any(row.subject not in RUNS for row in self.measurements(m))]
         chosen = max(
             reversed(profiled or same),
             key=lambda m: (processor in (None, m.processor), libraries in (None, m.libraries)),

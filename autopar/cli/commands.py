@@ -25,12 +25,11 @@ if TYPE_CHECKING:
 
     from autopar.cli.unemitted import Unemitted
     from autopar.nouns.cluster import Cluster
+    from autopar.nouns.imbalance import Imbalance
     from autopar.nouns.plan import Plan
     from autopar.nouns.style import Style
     from autopar.nouns.workload import Workload
     from autopar.planner import PlanResult
-
-"""The format that `autopar.runtime.pytorch.counting` reads."""
 
 
 def search(
@@ -43,6 +42,7 @@ def search(
     verbose: bool = False,
     style: Style | None = None,
     workload: Workload | None = None,
+    imbalance: Imbalance | None = None,
 ) -> PlanResult:
     """The best plan of ``"model.py:Name"``, or of the ``workload`` of that name, for a cluster or
     its file. Raises `UserError`."""
@@ -54,6 +54,7 @@ def search(
         replicated=replicated,
         profile=None if profile is None else str(profile),
         style=style,
+        imbalance=imbalance,
         verbose=verbose,
     )
     if searcher is not None:
@@ -258,6 +259,11 @@ def explanation(
     ranks = again.plan.degrees[PIPELINE]
     shown_parts = explain(rows, closest, step_time_s, state, forbidden, ranks)
     data = explain_object(rows, closest, state, forbidden)
+    if again.plan.expert_imbalance is not None:
+        from autopar.report.routes import routes_line
+
+        shown_parts = [routes_line(again.plan.expert_imbalance), *shown_parts]
+        data["expert_imbalance"] = asdict(again.plan.expert_imbalance)
     if trace is not None or len(again.plan.stages) > 1:
         from autopar.report.pipeline import explain_pipeline, pipeline_object, trace_of
 

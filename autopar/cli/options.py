@@ -11,6 +11,7 @@ import typer
 from autopar.nouns.errors import UserError
 
 if TYPE_CHECKING:
+    from autopar.nouns.imbalance import Imbalance
     from autopar.nouns.style import Style
 
 Model = Annotated[
@@ -52,6 +53,16 @@ Replicated = Annotated[
         "--allow-replicated",
         metavar="OP",
         help="Let an op kind without a rule run whole on every device. May be repeated.",
+    ),
+]
+ExpertImbalance = Annotated[
+    str | None,
+    typer.Option(
+        "--expert-imbalance",
+        metavar="MEAN[:WORST]",
+        help="Rows of a layer's busiest expert over those of its mean expert, in the mean of steps "
+        "(time is priced by it) and in the worst one (memory). Else as --profile has it from runs "
+        "of the model, else 1: routes are even.",
     ),
 ]
 Device = Annotated[
@@ -100,6 +111,13 @@ def parse_style(text: str | None) -> Style | None:
     if text is None:
         return None
     raise OptionError(f"--style {text}: choose {' or '.join(STYLES)}")
+
+
+def parse_imbalance(text: str | None) -> Imbalance | None:
+    """Raises `ImbalanceError`."""
+    from autopar.nouns.imbalance import parse
+
+    return None if text is None else parse(text)
 
 
 def only_of_arch(arch: str | None, given: Mapping[str, object]) -> None:

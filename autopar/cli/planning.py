@@ -11,6 +11,7 @@ import typer
 from autopar.cli.options import (
     Arch,
     ClusterFile,
+    ExpertImbalance,
     Fix,
     GlobalBatch,
     Json,
@@ -23,6 +24,7 @@ from autopar.cli.options import (
     Searcher,
     StyleOption,
     Verbose,
+    parse_imbalance,
     parse_style,
 )
 from autopar.cli.printing import results_only, show
@@ -55,6 +57,7 @@ def plan(
             help="Run the best N plans for a few steps here, and keep the fastest.",
         ),
     ] = 1,
+    expert_imbalance: ExpertImbalance = None,
     verbose: Verbose = False,
     json: Json = False,
 ) -> None:
@@ -73,12 +76,16 @@ def plan(
     fixed, how = pairs_of(fix or ()), parse_style(style)
     options = {"--searcher": searcher, "--allow-replicated": replicated, "--profile": profile}
     options |= {"--try": str(tries) if tries > 1 else None}
+    uneven = parse_imbalance(expert_imbalance)
+    options |= {"--expert-imbalance": expert_imbalance}
     if _priced_alone(model, cluster, fixed, how, options, json, output):
         return
     check_output(output)
 
     def planned(pins: Mapping[str, str]) -> PlanResult:
-        return search(model, cluster, pins, searcher, replicated, profile, verbose, how)
+        return search(
+            model, cluster, pins, searcher, replicated, profile, verbose, how, imbalance=uneven
+        )
 
     def sketched(pins: Mapping[str, str]) -> str:
         """A plan and its program, which nothing is written of."""
@@ -137,7 +144,8 @@ def tune(
     cluster = str(file.resolve()) if known else plan_folder.read_cluster(folder)
 
     def planned(pins: Mapping[str, str]) -> PlanResult:
-        return search(model, cluster, pins, None, made.replicated_ops, profile, style=made.style)
+        kept, style, routes = made.replicated_ops, made.style, made.expert_imbalance
+        return search(model, cluster, pins, None, kept, profile, style=style, imbalance=routes)
 
     with results_only(json):
         trial = tuned(folder, tries, planned, profile)
@@ -172,6 +180,7 @@ def estimate(
     seq: Annotated[
         int | None, typer.Option("--seq", help="Tokens of a sequence, whatever a file says.")
     ] = None,
+    expert_imbalance: ExpertImbalance = None,
     json: Json = False,
 ) -> None:
     """Predicted time and memory; nothing is written. Exit code 3 where it does not fit.
@@ -186,7 +195,9 @@ def estimate(
             f"it got {'neither' if model is None else 'both'}"
         )
     replicated, how = tuple(allow_replicated or ()), parse_style(style)
+    uneven = parse_imbalance(expert_imbalance)
     of_a_search = {"--searcher": searcher, "--allow-replicated": replicated, "--profile": profile}
+    of_a_search |= {"--expert-imbalance": expert_imbalance}
     _check_read(model, of_a_search, {"--global-batch": global_batch, "--precision": precision})
     varied = {"--devices": devices, "--batch-tokens": batch_tokens, "--seq": seq}
     if model is not None and all(value is None for value in varied.values()):
@@ -196,7 +207,9 @@ def estimate(
         fixed = pairs_of(fix or ())
         if _priced_alone(model, cluster, fixed, how, of_a_search, json):
             return
-        result = search(model, cluster, fixed, searcher, replicated, profile, style=how)
+        result = search(
+            model, cluster, fixed, searcher, replicated, profile, style=how, imbalance=uneven
+        )
         _show_plan(result, None, json)
         return
     _check_read(None, of_a_search, {})

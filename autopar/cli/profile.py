@@ -19,11 +19,13 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from autopar.cost_models.calibrate import run_basis
+from autopar.cost_models.measured_routes import rows_of
 from autopar.cost_models.profile_db import Machine, Measurement, ProfileDb
 from autopar.cost_models.profile_file import ProfileError
 from autopar.files.cluster_file import gpu_driver, load_cluster
 from autopar.files.plan_folder import read_cluster, read_plan
 from autopar.nouns.cluster import Cluster
+from autopar.nouns.plan import Plan
 from autopar.runtime.jobs.host_memory import environment
 from autopar.runtime.jobs.pytorch_launch import Launcher, local_launcher
 from autopar.runtime.jobs.result import RunResult
@@ -80,9 +82,11 @@ def remember(
             f"{database} stays as it is"
         )
     known = [p for p in predicted if predicted[p] > 0 and measured.get(p, 0.0) > 0]
-    if not known:
-        return f"{folder}: its phases were not told apart, {database} stays as it is"
     now = datetime.now(UTC).isoformat("T", "seconds")
+    routes = _remember_routes(machine, plan, result, database, warn, now)
+    if not known:
+        stays = "" if routes else f", {database} stays as it is"
+        return f"{folder}: its phases were not told apart{stays}{routes}"
     with ProfileDb(database, warn) as db:
         for phase in known:
             # What the prices say without the corrections that this plan was made with.
@@ -98,12 +102,30 @@ def remember(
     ratios = ", ".join(f"{p} {measured[p] / predicted[p]:.2f}" for p in known)
     written = f"measured / predicted written to {database}: {ratios}"
     if ops == bool(device.rates):
-        return written
+        return written + routes
     made, use = "built-in figures, without this profile", "plan again with it, then run"
     if device.rates:
         made = "another profile or one of another machine"
         use = "give --profile that one here, or measure here with `autopar profile`"
-    return f"{written}. No plan will use them: this one was made with {made}; {use}"
+    return f"{written}. No plan will use them: this one was made with {made}; {use}{routes}"
+
+
+def _remember_routes(
+    machine: Machine,
+    plan: Plan,
+    result: RunResult,
+    database: str | Path,
+    warn: Callable[[str], None],
+    now: str,
+) -> str:
+    """Writes how uneven a run's routes were, for the next plan of the same model; says so."""
+    if not result.routes:
+        return ""
+    mean, worst = result.routes["mean"], result.routes["worst"]
+    with ProfileDb(database, warn) as db:
+        model, steps = plan.fingerprints.model, len(result.losses)
+        db.add(machine, *rows_of(model, mean, worst, steps, now))
+    return f"; the busiest expert's rows over the mean, {mean:.2f} (at worst {worst:.2f}), too"
 
 
 def libraries() -> str | None:

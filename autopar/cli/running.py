@@ -69,7 +69,7 @@ def run(
     foreseen = {phase: seconds for phase, _, seconds in phases(result, predicted)}
     memory = predicted.memory_bytes.total
     data = {**asdict(result), "predicted_memory_bytes": memory, "predicted_phases_s": foreseen}
-    show(run_summary(result, predicted, made.style), data, json)
+    show(run_summary(result, predicted, made.style, made.expert_imbalance), data, json)
     if profile is not None:
         from autopar.cli.profile import remember
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import NamedTuple
 
@@ -16,19 +16,20 @@ from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import key
 from autopar.nouns.recompute import FULL, KEEP_ALL, Recompute
 from autopar.rules.resharding import SHIFT, Collective, Step, collectives
-from autopar.rules.work import extents, factor_names, kept_share
+from autopar.rules.work import busiest, extents, factor_names, kept_share
 
 
 @dataclass(frozen=True, slots=True)
 class Priced:
     """A collective of one step of training: where it is, how often it runs per optimizer step, and
-    the dtype of what it moves."""
+    the dtype of what it moves. ``largest``: what takes the time where ranks have unequal shares."""
 
     key: str
     direction: str
     collective: Collective
     count: int
     dtype: str
+    largest: Collective | None = None
 
 
 def activation_collectives(
@@ -92,15 +93,28 @@ def _saves(op: LoweredOp, body: Lowered) -> bool:
 
 
 class Inside(NamedTuple):
-    """A collective inside an op, which one run of it makes so often."""
+    """A collective inside an op, which one run of it makes so often.
+
+    most: of its bytes, which are an even share, what the rank has that has most.
+    """
 
     direction: str
     collective: Collective
     times: int
     dtype: str
+    most: float = 1.0
+
+    @property
+    def largest(self) -> Collective:
+        """What takes the time: ranks wait for the one that has most."""
+        size = math.ceil(self.collective.size_bytes * self.most)
+        return replace(self.collective, size_bytes=size)
 
     def priced(self, where: str, times: int) -> Priced:
-        return Priced(where, self.direction, self.collective, times * self.times, self.dtype)
+        largest = None if self.most == 1.0 else self.largest
+        return Priced(
+            where, self.direction, self.collective, times * self.times, self.dtype, largest
+        )
 
 
 def internal_collectives(op: LoweredOp, mesh: Mesh) -> Iterator[Inside]:
@@ -121,7 +135,8 @@ def internal_collectives(op: LoweredOp, mesh: Mesh) -> Iterator[Inside]:
             if inside.back is not None:
                 times = min(times, -(-inside.back // local[each.factor]))
             moved = Collective(inside.kind, axis, size)
-            yield Inside(inside.direction, moved, times, inside.dtype)
+            most = 1.0 if inside.ahead else busiest(op.bound, op.strategy, mesh)
+            yield Inside(inside.direction, moved, times, inside.dtype, most)
 
 
 def _priced(

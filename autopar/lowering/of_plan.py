@@ -14,11 +14,14 @@ from autopar.nouns.plan import Plan
 from autopar.rules.cut import BatchCut, batch_cut
 from autopar.rules.kept_whole import keep_whole
 from autopar.rules.pieces import BatchMixed
+from autopar.rules.uneven_routes import with_imbalance
 
 
 def planned_graph(plan: Plan, captured: Graph) -> Graph:
-    """The graph that the plan is of: in its precision, with what it keeps whole."""
-    return at_precision(keep_whole(captured, plan.replicated_ops), plan.precision)
+    """The graph that the plan is of: in its precision, with what it keeps whole and how unevenly
+    routes go to experts."""
+    graph = at_precision(keep_whole(captured, plan.replicated_ops), plan.precision)
+    return with_imbalance(graph, plan.expert_imbalance)
 
 
 def batch_dims(batch: Iterable[BatchEntry]) -> dict[str, int]:

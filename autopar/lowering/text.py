@@ -90,9 +90,9 @@ def runs(op: LoweredOp, mesh: Mesh) -> list[str]:
     ways = [f"runs {name} over {', '.join(axes)}" for name, axes in op.implementations.items()]
     moved = () if op.bound is None else internal_collectives(op, mesh)
     return ways + [
-        f"runs {c.kind} over {c.axis}, {c.size_bytes} bytes, {way}"
-        + (f", {n} times" if n > 1 else "")
-        for way, c, n, _ in moved
+        f"runs {one.collective.kind} over {one.collective.axis}, {one.collective.size_bytes} "
+        f"bytes, {one.direction}" + (f", {one.times} times" if one.times > 1 else "")
+        for one in moved
     ]
 
 

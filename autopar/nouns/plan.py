@@ -25,6 +25,7 @@ from autopar.nouns.axes import (
     SHARD,
     TENSOR,
 )
+from autopar.nouns.imbalance import Imbalance
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.offload import OFFLOAD
 from autopar.nouns.recompute import KEEP_ALL, Recompute
@@ -200,6 +201,7 @@ class Plan:
     precision:    dtype of compute (``float32``, ``bfloat16``); parameters are stored as the model
                   declares them.
     clip_norm:    largest norm of the whole gradient, whose parts one more collective adds up.
+    expert_imbalance: how unevenly routes were taken to go to experts; None: evenly.
     """
 
     workload: str
@@ -219,6 +221,7 @@ class Plan:
     clip_norm: float | None = None
     cluster_file: str = ""
     actions: tuple[str, ...] = ()
+    expert_imbalance: Imbalance | None = None
     format: int = FORMAT
 
     @property
@@ -262,8 +265,11 @@ class Plan:
 
 
 def as_data(plan: Plan) -> dict[str, Any]:
-    """The plan as plain values. What only plans that offload have is left out of others."""
+    """The plan as plain values. What only plans that offload have is left out of others, and so is
+    what only those with uneven routes have."""
     data = dataclasses.asdict(plan)
+    if plan.expert_imbalance is None:
+        del data["expert_imbalance"]
     for record, own in (*_pairs(data, plan, "stages"), *_pairs(data, plan, "runners_up")):
         record["recompute"] = None if own.recompute is None else str(own.recompute)
         if own.offload == OFFLOAD[0]:

@@ -19,6 +19,7 @@ from autopar.nouns.axes import REPLICATE, SHARD
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.errors import UserError
 from autopar.nouns.graph import Graph
+from autopar.nouns.imbalance import Imbalance
 from autopar.nouns.layout import LayoutError, Pins
 from autopar.nouns.offload import OFFLOAD
 from autopar.nouns.plan import Fingerprints, Plan, Prediction, Stage
@@ -30,6 +31,7 @@ from autopar.planner.advice.remedies import search_or_advise
 from autopar.planner.ask.candidates import StateLayout
 from autopar.planner.ask.dtypes import mixed_unit
 from autopar.planner.ask.experts import check_experts
+from autopar.planner.ask.measured import Measured
 from autopar.planner.ask.pins import read_pins
 from autopar.planner.ask.question import Outcome, Question
 from autopar.planner.ask.sequences import check_heads, cuts_along, every_cut
@@ -45,6 +47,7 @@ from autopar.rules.cut import Cut, Cuts
 from autopar.rules.fusion import ALONE, fusion
 from autopar.rules.kept_whole import keep_whole
 from autopar.rules.pieces import BatchMixed
+from autopar.rules.uneven_routes import check_imbalance, with_imbalance
 
 Progress = Callable[[str], None]
 
@@ -56,6 +59,7 @@ class Options:
     ``profile``: a database of `autopar profile` whose measured times replace the built-in ones;
     where it was measured with other ``libraries`` or on another ``processor``, progress says so.
     ``style``: how the program is to execute; None: as its framework does by itself.
+    ``imbalance``: of routes to experts; None: as the profile has it, else they are even.
     ``verbose``: progress tells every step of every search.
     """
 
@@ -65,6 +69,7 @@ class Options:
     libraries: str | None = None
     processor: str | None = None
     style: Style | None = None
+    imbalance: Imbalance | None = None
     verbose: bool = False
 
 
@@ -134,10 +139,14 @@ def plan(
         _check_recompute(pins, workload)
         if options.profile is not None:
             style = options.style or style_of(workload.framework)
-            cluster = _measured(cluster, options, style, progress)
+            measured = Measured(options.profile, options.libraries, options.processor, progress)
+            cluster = measured.cluster(cluster, style)
     progress(f"capturing {workload_ref}")
     with clock.phase("capture"):
         captured = capture(workload)
+    if options.profile is not None and options.imbalance is None:
+        routes = measured.routes(cluster, captured.fingerprint())
+        options = replace(options, imbalance=routes)
     progress(f"searching layouts for {cluster.device_count} devices of {cluster.name}")
     with clock.phase("search"):
         result = plan_captured(captured, workload, cluster, workload_ref, fix, options, progress)
@@ -146,25 +155,6 @@ def plan(
         marks = replace(made.fingerprints, cluster_file=as_read)
         made = replace(made, cluster_file=str(cluster_ref), fingerprints=marks)
     return replace(result, plan=made, search_time_s=clock.spent)
-
-
-def _measured(cluster: Cluster, options: Options, style: Style, progress: Progress) -> Cluster:
-    """The cluster with the times that the profile holds of its devices."""
-    from autopar.cost_models.calibrate import calibrate
-
-    assert options.profile is not None
-    calibrated = calibrate(
-        cluster, options.profile, options.libraries, progress, options.processor, style
-    )
-    device = calibrated.device
-    if not (device.rates or device.fitted or any(level.measured for level in calibrated.levels)):
-        progress(
-            f"profile {options.profile} is not used: it holds no measured ops or collectives, and "
-            "its runs were of plans made with another profile or for another execution style; "
-            "`autopar profile` measures into it"
-        )
-        return cluster
-    return calibrated
 
 
 def plan_captured(
@@ -185,6 +175,9 @@ def plan_captured(
     for note in check_registered(captured.graph, execute):
         progress(f"note: {note}")
     graph = at_precision(keep_whole(captured.graph, missing), workload.precision)
+    if options.imbalance is not None:
+        check_imbalance(graph, options.imbalance)
+        graph = with_imbalance(graph, options.imbalance)
     batch_dims = {e.name: e.batch_dim for e in captured.batch if e.batch_dim is not None}
     flow, obstacle = flow_or_obstacle(graph, batch_dims)
     pins, actions = read_pins(fix or {}, cluster.device_count)
@@ -228,6 +221,7 @@ def plan_captured(
     outcome = search_or_advise(question, progress)
     question = replace(question, cluster=outcome.cluster)
     made = _plan(outcome, question, captured, workload, workload_ref, style, tuple(missing))
+    made = replace(made, expert_imbalance=options.imbalance)
     against = tuple(f"No microbatches: {reason}." for reason in flow.obstacles)
     if obstacle is not None:
         against = (f"One data rank only: {obstacle}",)

@@ -101,7 +101,7 @@ class Prices:
         moved = {"forward": 0, "backward": 0}
         ways = 1
         for inside in internal_collectives(op, self.mesh):
-            moved[inside.direction] += inside.times * self.collective(inside.collective)
+            moved[inside.direction] += inside.times * self.collective(inside.largest)
             ways = max(ways, inside.times + 1 if inside.collective.kind == SHIFT else 1)
         if ways > 1:
             computed = self.compute(op, tensors, scope)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from autopar.nouns.axes import OPS
+from autopar.nouns.axes import OPS, PIPELINE, REPLICATE, SHARD
 from autopar.nouns.graph import Graph
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Plan, key
+from autopar.rules.notation import BoundRule
 from autopar.rules.registry import bind
 from autopar.rules.strategies import NOTHING, choices, restricted
+
+_FOLLOWING = (PIPELINE, REPLICATE, SHARD)
+"""Axes for which a plan decides nothing op by op."""
 
 
 def wrong_decision(plan: Plan, graph: Graph) -> str:
@@ -24,21 +28,24 @@ def wrong_decision(plan: Plan, graph: Graph) -> str:
     return ""
 
 
+def _named(bound: BoundRule, axis: str, mesh: Mesh) -> list[str]:
+    """What the axis may do to the op beside nothing; of a batch's axis in the place of what follows
+    from how the batch flows."""
+    if axis in OPS:
+        none = {NOTHING, *restricted(bound.rule)}
+        return [c for c in choices(bound, mesh.size(axis), True) if c not in none]
+    return [c for c in choices(bound, mesh.size(axis), True, apart=True) if c != NOTHING]
+
+
 def _allowed(graph: Graph, mesh: Mesh) -> Iterator[tuple[str, str, str, dict[str, list[str]]]]:
-    """(table of the plan, key, value of what is not named, choices on each model axis)."""
-    axes = [axis for axis in mesh.axes if axis in OPS]
+    """(table of the plan, key, value of what is not named, choices on each axis that has some)."""
+    axes = [axis for axis in mesh.axes if axis not in _FOLLOWING]
     bodies = [(None, graph), *((name, block.body) for name, block in graph.blocks.items())]
     for block, body in bodies:
         for op in body.ops:
             if op.kind != "block":
                 bound = bind(op, body.tensors)
-                none = {NOTHING, *restricted(bound.rule)}
-                could = {a: choices(bound, mesh.size(a), differentiable=True) for a in axes}
-                named = {
-                    a: [choice for choice in options if choice not in none]
-                    for a, options in could.items()
-                }
-                yield "ops", key(block, op.name), "whole", named
+                yield "ops", key(block, op.name), "whole", {a: _named(bound, a, mesh) for a in axes}
         for name, tensor in body.tensors.items():
             placements = ["D", "P", *(f"S{dim}" for dim in range(len(tensor.shape)))]
             for table in ("shared", "parameters"):

@@ -94,8 +94,8 @@ def explained(lowered: Lowered, prices: Prices) -> list[Explained]:
     """Every op of the model, blocks first, each block once for all of its calls."""
     moved: dict[str, list[Moved]] = defaultdict(list)
     for place, count in _merged(activation_collectives(lowered), _between(lowered)).items():
-        where, direction, collective = place
-        time_s = prices.collective(collective) * count / 1e12
+        where, direction, collective, largest = place
+        time_s = prices.collective(largest or collective) * count / 1e12
         moved[where].append(Moved(direction, collective, count, time_s))
     return list(_ops(lowered, _compute_times(lowered, prices), moved, _calls(lowered)))
 
@@ -266,10 +266,11 @@ def explain_object(
 
 def _merged(
     priced: Iterator[Priced], named: Mapping[str, str]
-) -> dict[tuple[str, str, Collective], int]:
-    counts: dict[tuple[str, str, Collective], int] = defaultdict(int)
+) -> dict[tuple[str, str, Collective, Collective | None], int]:
+    counts: dict[tuple[str, str, Collective, Collective | None], int] = defaultdict(int)
     for one in priced:
-        counts[named.get(one.key, one.key), one.direction, one.collective] += one.count
+        where = named.get(one.key, one.key)
+        counts[where, one.direction, one.collective, one.largest] += one.count
     return counts
 
 

@@ -9,9 +9,11 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from autopar.report.render import indented, table
+from autopar.report.routes import routes_measured
 from autopar.report.units import duration, size
 
 if TYPE_CHECKING:
+    from autopar.nouns.imbalance import Imbalance
     from autopar.nouns.plan import Prediction
     from autopar.nouns.style import Style
     from autopar.runtime.jobs.result import RunResult
@@ -24,11 +26,14 @@ MOST = 100.0
 
 
 def run_summary(
-    result: RunResult, predicted: Prediction, style: Style = "eager"
+    result: RunResult,
+    predicted: Prediction,
+    style: Style = "eager",
+    planned: Imbalance | None = None,
 ) -> list[RenderableType]:
     """Loss at both ends, and what was measured beside what was predicted, by phase.
 
-    ``style``: the execution that the prediction is of.
+    ``style``: the execution that the prediction is of. ``planned``: how uneven it takes routes.
     """
     columns = ("", "measured", "predicted", "measured / predicted")
     rows = table(*columns, right=columns[1:])
@@ -58,6 +63,8 @@ def run_summary(
                 "not priced; or the run was not on the devices that the plan is for."
             )
         )
+    if result.routes:
+        parts.append(Text(f"  {routes_measured(result.routes, planned)}"))
     if result.peak_memory_bytes and result.memory_is:
         parts.append(Text(f"  measured memory: {result.memory_is}"))
     return parts

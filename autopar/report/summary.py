@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -20,6 +21,7 @@ from autopar.nouns.zero import ZERO
 from autopar.pricing.offload import streamed_s
 from autopar.report.parts import time_parts
 from autopar.report.render import indented, table
+from autopar.report.routes import routes_text
 from autopar.report.units import count, degrees, duration, percent, size
 
 
@@ -49,6 +51,7 @@ def summary_object(
         "style": plan.style,
         "precision": plan.precision,
         "searcher": plan.searcher,
+        "expert_imbalance": plan.expert_imbalance and asdict(plan.expert_imbalance),
         "time_band_s": list(predicted.time_band_s),
         "memory_band_bytes": list(predicted.memory_band_bytes),
         "memory_bytes": {
@@ -114,6 +117,8 @@ def _decisions(plan: Plan, cluster: Cluster) -> RenderableType:
         rows.add_row("offload", offload_text(plan, cluster))
     rows.add_row("execution", plan.style)
     rows.add_row("precision", f"{plan.precision}, {plan.optimizer}")
+    if plan.expert_imbalance is not None:
+        rows.add_row("routes", routes_text(plan.expert_imbalance))
     return rows
 
 

@@ -17,11 +17,14 @@ from typing import Literal
 from autopar.nouns.graph import DTYPE_BYTES, Op, Tensor
 from autopar.rules.elementwise import ELEMENTWISE
 from autopar.rules.implementations.table import DISPATCH, HELD_EXPERTS
-from autopar.rules.notation import Implemented, Internal, Kept, Rule, RuleMaker
+from autopar.rules.notation import Implemented, Internal, Kept, Routed, Rule, RuleMaker
 from autopar.rules.terms import text
 
 INTEGER = 8
 """Bytes of a place in the order of tokens."""
+IMBALANCE = "imbalance"
+"""The attr of ``(mean, worst)`` where routes are known to be uneven: see `autopar.nouns.imbalance`.
+Programs do not have it."""
 
 
 def _experts(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
@@ -42,6 +45,7 @@ def _experts(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) 
         text(terms, [["n", "d!"]]),
         saves=(3, 4),
         keeps=_kept(op, operands, between),
+        routed=Routed("e", *op.attrs[IMBALANCE]) if IMBALANCE in op.attrs else None,
         implementations=(
             Implemented("e", HELD_EXPERTS),
             Implemented("n", DISPATCH, _routed(operands[0]), ("e",)),
@@ -69,8 +73,8 @@ def _kept(op: Op, operands: tuple[Tensor, ...], between: tuple[str, ...]) -> tup
         Kept(("n", "k", "d"), size),
         *([Kept(("n", "k", *between), size)] if first else []),
         Kept(("n", "k", "f"), size * steps),
-        Kept(("n", "k", "d"), size),  # before it is weighted
-        Kept(("n", "k"), DTYPE_BYTES[operands[2].dtype] + 3 * INTEGER),
+        Kept(("n", "k", "d"), size, home=True),  # before it is weighted
+        Kept(("n", "k"), DTYPE_BYTES[operands[2].dtype] + 3 * INTEGER, home=True),
     )
 
 

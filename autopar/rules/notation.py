@@ -146,10 +146,22 @@ class Kept(_Hashable):
 
     It has the extents of ``dims`` (factor names) and takes ``itemsize`` bytes an element: a dropout
     mask, the log-sum-exp of an attention row, the mean and deviation of a normalised row.
+    ``home``: where an axis splits routed rows and what they go to, it lies where they come from.
     """
 
     dims: tuple[str, ...]
     itemsize: int
+    home: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Routed(_Hashable):
+    """Rows that go to indices of ``factor`` unevenly, those of the busiest over the mean: in the
+    mean of steps, and in the worst one; see `autopar.nouns.imbalance`."""
+
+    factor: str
+    mean: float
+    worst: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +172,7 @@ class Rule(_Hashable):
                 fixed values of the others, so a partial sum may pass through it.
     saves:      operands that the backward pass needs, by position; ``saves_results`` likewise.
     keeps:      what else the forward pass keeps for backward.
+    routed:     what is done for rows that are routed unevenly; None: all indices have as many.
     implementations: what takes the plain op's place where an axis splits a factor, if anything.
     flops:      forward floating-point operations per point of the iteration space (all factors).
     flop_terms: (coefficient, factors) pairs whose sum replaces that, where not every product runs
@@ -181,6 +194,7 @@ class Rule(_Hashable):
     saves: tuple[int, ...] = ()
     saves_results: tuple[int, ...] = ()
     keeps: tuple[Kept, ...] = ()
+    routed: Routed | None = None
     implementations: tuple[Implemented, ...] = ()
     flops: float = 1.0
     flop_terms: tuple[tuple[float, tuple[str, ...]], ...] = ()
@@ -310,6 +324,7 @@ def told_apart(rule: Rule) -> Rule:
             for each in rule.implementations
         ),
         flop_terms=tuple((each, tuple(map(of, points))) for each, points in rule.flop_terms),
+        routed=rule.routed and replace(rule.routed, factor=of(rule.routed.factor)),
     )
 
 

@@ -5,7 +5,9 @@ product or convolution is one such product for each operand that has a gradient;
 multiple of the forward. Bytes are what an op reads and writes: where it runs alone, operands and
 results forward; saved tensors, the results' gradients and the operands' gradients backward. In a
 fused kernel they are what `autopar.rules.fusion` leaves it to move. Under a strategy every factor
-has the extent of the largest piece, so these are the figures of the rank that has most to do.
+has the extent of the largest piece, so these are the figures of the rank that has most to do; where
+rows are routed unevenly, those of the rank that most go to: in the mean of steps what it does, in
+the worst step what it keeps.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from autopar.nouns.graph import DTYPE_BYTES, Op, Tensor
+from autopar.nouns.imbalance import busiest_rank
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.sharding import Sharding
 from autopar.rules.notation import BoundRule, Cost, Rule, Term
@@ -170,6 +173,7 @@ def flops(
     terms = rule.flop_terms or ((rule.flops, tuple(local)),)
     forward = sum(c * math.prod(local[name] for name in names) for c, names in terms)
     forward *= most_work(rule, split_ways(strategy, mesh)) if rule.implementations else 1.0
+    forward *= busiest(bound, strategy, mesh)
     into, out = flows(op, tensors)
     if not any(out) or not any(into):
         return forward, 0.0
@@ -212,7 +216,7 @@ def bytes_moved(
     if not any(out) or not any(into):
         return forward, 0.0
     saved = sum(operands[i] for i in moves.saved) + sum(results[i] for i in moves.saved_results)
-    kept = sum(kept_bytes(bound, strategy, mesh))
+    kept = sum(kept_bytes(bound, strategy, mesh, worst=False))
     arriving = sum(results[i] for i in moves.arriving)
     leaving = sum(operands[i] for i in moves.leaving)
     return forward + kept, float(saved + kept + arriving + leaving)
@@ -231,17 +235,42 @@ def _alone(op: Op, bound: BoundRule, into: Flags, out: Flags) -> Moves:
 
 
 def kept_bytes(
-    bound: BoundRule, strategy: Strategy = WHOLE_OP, mesh: Mesh = ONE_DEVICE
+    bound: BoundRule,
+    strategy: Strategy = WHOLE_OP,
+    mesh: Mesh = ONE_DEVICE,
+    *,
+    worst: bool = True,
 ) -> list[int]:
-    """Bytes of each tensor that the op makes and keeps for its backward pass.
+    """Bytes of each tensor that the op makes and keeps for its backward pass, in the worst step or
+    in the mean of steps.
 
     ``...`` in a rule's `Kept` stands for all dims of its ellipsis.
     """
     local, share = extents(bound, strategy, mesh), kept_share(bound.rule, strategy, mesh)
+    rows = [busiest(bound, strategy, mesh, worst=worst, home=home) for home in (False, True)]
     return [
-        round(math.prod(local[f] for f in factor_names(bound, kept.dims)) * kept.itemsize * share)
+        round(
+            math.prod(local[f] for f in factor_names(bound, kept.dims))
+            * kept.itemsize
+            * share
+            * rows[kept.home]
+        )
         for kept in bound.rule.keeps
     ]
+
+
+def busiest(
+    bound: BoundRule, strategy: Strategy, mesh: Mesh, *, worst: bool = False, home: bool = False
+) -> float:
+    """Rows of the rank that most are routed to, over those of a rank in the mean; ``home``: of
+    those that come from it, which are uneven where they all stay on it alone."""
+    routed = bound.rule.routed
+    if routed is None:
+        return 1.0
+    splits = ((axis, bound.splits(choice)) for axis, choice in strategy.choices)
+    over = [a for a, split in splits if routed.factor in split and not (home and len(split) > 1)]
+    experts = bound.factors[routed.factor].size
+    return busiest_rank(routed.worst if worst else routed.mean, experts, mesh.ways(over))
 
 
 def kept_share(rule: Rule, strategy: Strategy, mesh: Mesh) -> float:

@@ -23,6 +23,7 @@ def plan(
     allow_replicated: Sequence[str] = (),
     profile: str | PathLike[str] | None = None,
     style: str | None = None,
+    expert_imbalance: float | str | None = None,
     **training: Any,
 ) -> PlanFolder:
     """The fastest plan that fits, written to ``folder`` with its program.
@@ -38,6 +39,8 @@ def plan(
     batch:    one *global* batch, as a dict of example tensors or a callable that makes it.
     cluster:  a file, ``"local"`` for this machine, or a `Cluster`.
     fix:      what is decided already: ``{"tp": 2, "zero": 3}`` or ``"tp=2,zero=3"``.
+    expert_imbalance: rows of a layer's busiest expert over those of its mean expert, ``1.3``, or
+              ``"1.3:1.8"`` with that of the worst step; None: as ``profile`` has it, else even.
     training: other fields of `Workload`: ``optimizer``, ``clip_norm``, ``precision``, ``seed`` ...
               ``optimizer`` may also be the one that `autopar.load` gets, of torch or optax: memory
               is then priced by what it keeps.
@@ -45,7 +48,7 @@ def plan(
     Raises `UserError`, on every rank.
     """
     from autopar.cli.commands import check_output, plan_files, search
-    from autopar.cli.options import parse_style
+    from autopar.cli.options import parse_imbalance, parse_style
     from autopar.files import plan_folder
     from autopar.nouns.layout import pairs_of
     from autopar.script.workloads import given_workload
@@ -67,6 +70,7 @@ def plan(
             None if profile is None else Path(profile),
             style=parse_style(style),
             workload=workload,
+            imbalance=parse_imbalance(None if expert_imbalance is None else str(expert_imbalance)),
         )
         files, _ = plan_files(result, target)
         plan_folder.write(target, files)

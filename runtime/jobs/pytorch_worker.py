@@ -25,6 +25,7 @@ from autopar.runtime.jobs.library_warnings import once_from_rank_0
 from autopar.runtime.jobs.steps import take_steps
 from autopar.runtime.jobs.whereabouts import Whereabouts
 from autopar.runtime.pytorch.batches import global_batch
+from autopar.runtime.pytorch.routed_rows import noting
 from autopar.runtime.pytorch.training.load import leave, load, start
 
 MEMORY_IS = {
@@ -61,14 +62,15 @@ def train(options: dict[str, Any], results: Path) -> None:
 
     trainer.tell(say)
     first = trainer.ranks.rank == 0
-    taken = take_steps(
-        trainer,
-        {**options, "quiet": options["quiet"] or not first},
-        _where,
-        predicted_s,
-        global_batch,
-        trainer.watch.seconds,
-    )
+    with noting() as routes:
+        taken = take_steps(
+            trainer,
+            {**options, "quiet": options["quiet"] or not first},
+            _where,
+            predicted_s,
+            global_batch,
+            trainer.watch.seconds,
+        )
     kind = trainer.ranks.device.type
     result = {
         **taken,
@@ -77,6 +79,7 @@ def train(options: dict[str, Any], results: Path) -> None:
         "peak_memory_bytes": peak_memory_bytes(trainer.ranks.device),
         "memory_is": MEMORY_IS[kind],
         "memory_compares": kind == "cpu",
+        "routes": routes.imbalance(trainer.ranks),
     }
     if first:
         (results / "result.json").write_text(json.dumps(result))

@@ -15,7 +15,9 @@ class RunResult:
     ``peak_memory_bytes`` is that of the fullest process; 0 where it was not measured. It is what
     ``memory_is`` says; ``memory_compares``: the prediction is of the same. ``phases_s``
     are medians on the first rank, by `autopar.runtime.pytorch.phases`; empty where not told apart.
-    ``style``: how the program was executed.
+    ``style``: how the program was executed. ``routes``: rows of the busiest expert over those of
+    the mean, ``mean`` of all calls and ``worst``; likewise of the ``ranks`` that share a layer's
+    experts, ``rank_mean`` and ``rank_worst``; empty without experts.
     """
 
     losses: tuple[float, ...]
@@ -28,3 +30,4 @@ class RunResult:
     memory_is: str = ""
     memory_compares: bool = True
     style: Style = "eager"
+    routes: Mapping[str, float] = field(default_factory=dict)

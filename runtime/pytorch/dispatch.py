@@ -38,6 +38,7 @@ from torch import Tensor
 
 from autopar.runtime.pytorch import ranks, transport
 from autopar.runtime.pytorch.collectives import exchange_rows
+from autopar.runtime.pytorch.routed_rows import note
 from autopar.runtime.shared.settings import ProgramError
 
 Axes = str | Sequence[str]
@@ -126,6 +127,7 @@ def routes_of(index: Tensor, own: int, held: Axes = (), dispatch: Axes = ()) -> 
         )
     ]
     rows = come[-1].sum(0) if come else leaving
+    note(rows, _in_mesh((*over, *across)))
     return Routes(chosen[: number[0]] if over else chosen, tuple(hops), rows, not over)
 
 

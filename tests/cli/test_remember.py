@@ -14,7 +14,7 @@ from autopar.files import plan_folder
 from autopar.files.cluster_file import load_cluster
 from autopar.nouns.cluster import Cluster, MeasuredRate
 from autopar.nouns.plan import to_json
-from autopar.planner.planning import Options, _measured
+from autopar.planner.ask.measured import Measured
 from autopar.runtime.jobs.result import RunResult
 from tests import plans
 
@@ -59,9 +59,9 @@ def test_runs_of_measured_plans_do_not_correct_built_in_prices(tmp_path: Path) -
     assert "No plan will use them: this one was made with another profile" in message
     assert calibrate(plain, tmp_path / "p.db").device.fitted == ()
     lines: list[str] = []
-    given = Options(profile=str(tmp_path / "p.db"))
-    assert _measured(plain, given, "eager", lines.append) is plain
-    assert "is not used" in lines[0]
+    known = Measured(str(tmp_path / "p.db"), None, None, lines.append)
+    assert known.cluster(plain, "eager") is plain
+    assert "no times of profile" in lines[0]
 
 
 def test_runs_of_built_in_prices_do_not_correct_measured_ones(tmp_path: Path) -> None:
@@ -89,3 +89,21 @@ def test_a_run_without_phases_changes_nothing(tmp_path: Path) -> None:
     message = remember(folder(tmp_path / "plan", plain), result, tmp_path / "p.db", lambda _: None)
     assert "were not told apart" in message
     assert not (tmp_path / "p.db").exists()
+
+
+def test_the_next_plan_of_the_model_takes_routes_as_uneven_as_a_run_had_them(
+    tmp_path: Path,
+) -> None:
+    plain, database = load_cluster("examples/clusters/cpu_4.yaml"), tmp_path / "p.db"
+    routes = {"mean": 1.4, "worst": 2.25, "ranks": 4, "rank_mean": 1.2, "rank_worst": 1.5}
+    made = folder(tmp_path / "plan", plain)
+    message = remember(made, replace(RUN, routes=routes), database, lambda _: None)
+    assert "1.40 (at worst 2.25)" in message
+    known = Measured(str(database), None, None, lambda _: None)
+    model = plan_folder.read_plan(made).fingerprints.model
+    learnt = known.routes(plain, model)
+    assert learnt is not None
+    assert (learnt.mean, learnt.worst) == (1.4, 2.25)
+    assert "measured in 2 steps" in learnt.source
+    assert known.routes(plain, "another model") is None
+    assert known.cluster(plain, "eager").device.slower("forward") == pytest.approx(2.0)
