@@ -69,6 +69,18 @@ EXPERTS_TOO: Mapping[str, Mapping[str, str]] = {
         "recompute": "full",
     },
     "ep x tp, recompute compute": {"ep": "2", "tp": "2", "recompute": "compute"},
+    "ep x etp": {"ep": "2", "dp_shard": "2", "tp": "2", "etp": "2"},
+    "etp 4": {"tp": "4", "etp": "4"},
+    "ep x tp, etp 1": {"ep": "2", "dp_shard": "2", "tp": "2", "etp": "1"},
+    "shard x etp, ZeRO 3, microbatches, recompute": {
+        "ep": "1",
+        "dp_shard": "2",
+        "tp": "2",
+        "etp": "2",
+        "zero": "3",
+        "microbatch": "1",
+        "recompute": "full",
+    },
 }
 """Of families with experts alone."""
 EIGHT: Mapping[str, Mapping[str, str]] = {
@@ -92,9 +104,9 @@ WITHOUT = ("vit", "resnet", "convnext", "examples/04_resnet.py", "examples/06_un
 """They have no dim of tokens."""
 NOT_YET = ("examples/05_gpt_jax.py",)
 """JAX programs keep sequences whole."""
-SHOULD_BE = ("does not divide the", "a sum over the batch")
-"""Refused as it should be: heads or experts that ranks cannot share evenly, and a loss of which
-microbatches are no shares."""
+SHOULD_BE = ("does not divide the", "a sum over the batch", "would add the experts' bias")
+"""Refused as it should be: heads or experts that ranks cannot share evenly, a loss of which
+microbatches are no shares, and matrices whose products have a bias behind them."""
 SCRIPTS = ("examples/07_train_script.py", "examples/08_train_script_jax.py")
 """They have no model of their own file."""
 WITH_EXPERTS = (*EXPERTS, *MORE)

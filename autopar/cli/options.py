@@ -28,8 +28,8 @@ Fix = Annotated[
         metavar="KEY=VALUE,...",
         help="Pin choices, as in tp=2,dp_shard=2,zero=3; the search decides the rest. Degrees: "
         "dp_replicate x dp_shard x cp x tp2 x tp x pp = devices; cp = cp_ring x cp_head (rows and "
-        "heads of attention); ep borrows ranks of dp_shard, cp and tp. JAX: dp_replicate, dp_shard "
-        "and tp. zero: 0 to 3. microbatch: samples that one "
+        "heads of attention); ep borrows ranks of dp_shard, cp and tp, etp is 1 or tp. JAX: "
+        "dp_replicate, dp_shard and tp. zero: 0 to 3. microbatch: samples that one "
         "microbatch has on one data rank. recompute: none, selective-op (keeps what products, "
         "attention and collectives gave), compute (keeps what collectives gave) or full. pp with "
         "schedule and interleave: pipelines, which run on PyTorch. "

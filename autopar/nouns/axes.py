@@ -29,6 +29,8 @@ from types import MappingProxyType
 PIPELINE, REPLICATE, SHARD, CONTEXT = "pp dp_replicate dp_shard cp".split()
 HEADS, EXPERT, SECOND_TENSOR, TENSOR = "cp_head ep tp2 tp".split()
 MICROBATCH = "microbatch"
+EXPERT_TENSOR = "etp"
+"""A degree and no axis: of the ranks of tp, those that split each expert's matrices."""
 
 
 class Role(Enum):

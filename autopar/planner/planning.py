@@ -30,7 +30,7 @@ from autopar.planner.advice.fewer import Fewer, fewer
 from autopar.planner.advice.remedies import search_or_advise
 from autopar.planner.ask.candidates import StateLayout
 from autopar.planner.ask.dtypes import mixed_unit
-from autopar.planner.ask.experts import check_experts
+from autopar.planner.ask.experts import check_experts, check_matrices
 from autopar.planner.ask.measured import Measured
 from autopar.planner.ask.pins import read_pins
 from autopar.planner.ask.question import Outcome, Question
@@ -195,6 +195,8 @@ def plan_captured(
     cuts = Cuts(Cut(batch_dims, flow.choices))
     if (pins.ep or 1) > 1:
         check_experts(graph, pins.ep or 1)
+    if (pins.etp or 1) > 1:
+        check_matrices(graph, pins.etp or 1)
     check_heads(graph, pins.cp_head or 1)
     if (pins.cp or 1) > 1:
         cuts = cuts_along(graph, batch_dims, pins.cp or 1, workload.framework)

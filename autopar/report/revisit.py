@@ -73,9 +73,8 @@ class Revisited:
         time_s = time.total_s
         if time_s >= self.time.total_s:
             return f"simulated with overlap {duration(time_s - self.time.total_s)} slower"
-        return (
-            f"the search ({plan.searcher}) missed it: {duration(self.time.total_s - time_s)} less"
-        )
+        less = duration(self.time.total_s - time_s)
+        return f"left out by --fix, or missed by the search ({plan.searcher}): {less} less"
 
     def _lowered(self, spread: Spread) -> Lowered:
         return lower(self.graph, spread, self.plan.microbatches, self.cut)

@@ -5,8 +5,9 @@ whole there, with gradients that are partial sums. An axis may split experts, wh
 tokens are shares of the sum, or tokens and experts at once: routes then travel to their experts and
 back (Lepikhin et al. 2021, GShard, section 3.2). The width between the two products may be split
 where that cuts the stored matrices into contiguous pieces: where no gate shares the first one, or
-gate and gated values take turns in it. Then the result is a sum over the pieces, to which a bias
-behind the second product would be added too often.
+gate and gated values take turns in it. Where all gates lie before all gated values, a contiguous
+piece has some of one alone: ranks then trade columns of what the first product gives. The result is
+a sum over the pieces, to which a bias behind the second product would be added too often.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ from typing import Literal
 
 from autopar.nouns.graph import DTYPE_BYTES, Op, Tensor
 from autopar.rules.elementwise import ELEMENTWISE
-from autopar.rules.implementations.table import DISPATCH, HELD_EXPERTS
+from autopar.rules.implementations.table import DISPATCH, HELD_EXPERTS, TRADED_HALVES
 from autopar.rules.notation import Implemented, Internal, Kept, Routed, Rule, RuleMaker
 from autopar.rules.terms import text
 
 INTEGER = 8
 """Bytes of a place in the order of tokens."""
+_WAYS: tuple[Literal["forward", "backward"], ...] = ("forward", "backward")
 IMBALANCE = "imbalance"
 """The attr of ``(mean, worst)`` where routes are known to be uneven: see `autopar.nouns.imbalance`.
 Programs do not have it."""
@@ -49,6 +51,7 @@ def _experts(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) 
         implementations=(
             Implemented("e", HELD_EXPERTS),
             Implemented("n", DISPATCH, _routed(operands[0]), ("e",)),
+            *([_traded(operands[0])] if reads == "halves" and not bias else []),
         ),
         flop_terms=((2.0, ("n", "k", "d", *between)), (2.0, ("n", "k", "f", "d"))),
         products=(0, 3),
@@ -63,6 +66,13 @@ def _routed(x: Tensor) -> tuple[Internal, ...]:
     there: list[Literal["forward", "backward"]] = ["forward", "forward", "backward", "backward"]
     counts = Internal("all_to_all", "forward", ("e",), 1, "int64", ahead=True)
     return (counts, *(Internal("all_to_all", way, ("n", "k", "d"), 1, x.dtype) for way in there))
+
+
+def _traded(x: Tensor) -> Implemented:
+    """Both halves of the first matrix by contiguous columns: each of a rank's two pieces goes to
+    the rank that multiplies with it."""
+    moves = tuple(Internal("all_to_all", way, ("n", "k", "f"), 2, x.dtype) for way in _WAYS)
+    return Implemented("f", TRADED_HALVES, moves, ("g",), sums=True)
 
 
 def _kept(op: Op, operands: tuple[Tensor, ...], between: tuple[str, ...]) -> tuple[Kept, ...]:

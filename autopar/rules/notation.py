@@ -104,6 +104,7 @@ class Implemented(_Hashable):
            whose pieces lie in zigzag.
     of:    the operands whose dims of ``also`` are split, by position; none: all.
     reach: how much of the sequence a row of a causal mask sees at most.
+    sums:  results are shares of a sum, though the plain call keeps the factors whole.
     """
 
     factor: str
@@ -112,6 +113,7 @@ class Implemented(_Hashable):
     also: tuple[str, ...] = ()
     of: tuple[int, ...] = ()
     reach: float = 1.0
+    sums: bool = False
 
     def __post_init__(self) -> None:
         _Hashable.__post_init__(self)

@@ -108,6 +108,7 @@ def choices(
         for each in bound.rule.implementations
         if each.choice != each.factor
         and all(_divides(bound, f, axis_size, taken) for f in each.factors)
+        and not (each.row.alone and any(taken.get(f, 1) > 1 for f in each.factors))
     ]
     allowed = [NOTHING, *split, *together]
     if differentiable and bound.rule.defers:
@@ -271,4 +272,7 @@ def result_placement(bound: BoundRule, term: Term, choice: str, differentiable: 
         if any(f in dim for f in factors):
             return split(i)
     # A factor that a special implementation resolves inside leaves the result whole.
-    return PARTIAL if any(bound.factors[f].kind == "summed" for f in factors) else WHOLE
+    implemented = bound.rule.implemented(choice)
+    sums = implemented is not None and implemented.sums
+    summed = sums or any(bound.factors[f].kind == "summed" for f in factors)
+    return PARTIAL if summed else WHOLE

@@ -68,12 +68,14 @@ class Routes:
     chosen: [s] places in the flattened [n, k] routes, those that start here, in order of leaving.
     hops:   from here to the experts.
     rows:   [own experts] how many each has in the end.
+    share:  an even share of all, which what is done for rows counts as.
     whole:  whether all routes of this rank's tokens are among the chosen.
     """
 
     chosen: Tensor
     hops: tuple[Hop, ...]
     rows: Tensor
+    share: int
     whole: bool
 
     def to_experts(self, h: Tensor) -> Tensor:
@@ -128,7 +130,7 @@ def routes_of(index: Tensor, own: int, held: Axes = (), dispatch: Axes = ()) -> 
     ]
     rows = come[-1].sum(0) if come else leaving
     note(rows, _in_mesh((*over, *across)))
-    return Routes(chosen[: number[0]] if over else chosen, tuple(hops), rows, not over)
+    return Routes(chosen[: number[0]] if over else chosen, tuple(hops), rows, share, not over)
 
 
 def _ahead(leaving: Tensor, axes: Sequence[str]) -> tuple[list[Tensor], list[Tensor]]:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from autopar.runtime.pytorch.accelerators import multiplies_groups
 from autopar.runtime.pytorch.dispatch import Axes, inverse, routes_of
+from autopar.runtime.pytorch.halves import traded
 from autopar.runtime.shared.settings import ProgramError
 
 
@@ -28,6 +29,7 @@ def experts(
     transposed: bool = False,
     held: Axes = (),
     dispatch: Axes = (),
+    halves: Axes = (),
 ) -> Tensor:
     """``sum_k weights[n, k] * (gate(x[n] up[e]^T + up_bias[e]) down[e]^T + down_bias[e])`` for
     each token n, with ``e = index[n, k]``.
@@ -48,9 +50,14 @@ def experts(
                 Rows go to their experts' ranks and back (`autopar.runtime.pytorch.dispatch`), and
                 every rank calls, in backward too, even without tokens or rows.
 
+    halves:     an axis that splits the matrices by contiguous columns, up [e, g / n, d] and down
+                [e, d, f / n], where ``reads`` is "halves": rank i of n has columns of gates or of
+                what they gate alone, and trades what they give for both of its own f / n. The
+                result is of a sum over the axis, and biases must be None.
+
     Where several axes split experts, the mesh's outermost cuts first. An axis may split f beside
-    them (with "halves" each half apart, so that a piece has a gate and what it gates): the result
-    is then a sum over it too, for which ``down_bias`` must be None.
+    them in other forms (or with "halves" each half apart, so that a piece has a gate and what it
+    gates): the result is then a sum over it too, for which ``down_bias`` must be None.
 
     What a block recomputes sends the same rows as long as ``index`` is the same: it is an input
     here, and who makes it again must make it alike (`recompute`'s ``keep_routes``).
@@ -63,6 +70,7 @@ def experts(
     routes = routes_of(index, len(up), held, dispatch)
     h = routes.to_experts(x[routes.chosen // index.shape[1]])
     h = _products(h, routes.rows, up, up_bias, transposed)
+    h = traded(h, halves, routes.share) if halves else h
     h = gate(*_parts(h, reads)).to(x.dtype)
     h = _products(h, routes.rows, down, down_bias, transposed)
     h = routes.to_tokens(h) * weights.reshape(-1)[routes.chosen].unsqueeze(-1)

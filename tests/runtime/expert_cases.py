@@ -27,13 +27,14 @@ TOKENS = {"even": 4, "odd": 5}
 
 @dataclass(frozen=True)
 class Layout:
-    """What each axis of ``mesh`` does: experts gathered, rows dispatched, inner width, tokens with
-    all matrices whole."""
+    """What each axis of ``mesh`` does: experts gathered, rows dispatched, inner width, of which
+    halves are traded, tokens with all matrices whole."""
 
     mesh: Mesh
     held: tuple[str, ...] = ()
     dispatch: tuple[str, ...] = ()
     width: tuple[str, ...] = ()
+    halves: tuple[str, ...] = ()
     plain: tuple[str, ...] = ()
 
     @property
@@ -79,6 +80,12 @@ def layouts() -> dict[str, Layout]:
         "gathered in the middle": Layout(cube, held=ep, dispatch=("cp", "tp")),
         "dispatched in the middle": Layout(cube, held=("cp", "tp"), dispatch=ep),
         "gathered, dispatched, width": Layout(cube, held=("cp",), dispatch=ep, width=tp),
+        "halves over 2": Layout(pair, halves=ep),
+        "halves over 4": Layout(four, halves=ep),
+        "dispatched, halves": Layout(square, dispatch=ep, halves=tp),
+        "gathered, halves": Layout(square, held=tp, halves=ep),
+        "tokens, halves": Layout(square, plain=ep, halves=tp),
+        "gathered, dispatched, halves": Layout(cube, held=("cp",), dispatch=ep, halves=tp),
     }
 
 
@@ -122,6 +129,8 @@ def case(layout: Layout, form: Form, routing: str, tokens: str = "even") -> Case
         numbers = tuple(TOKENS[tokens] + i * (tokens == "odd") for i in range(ways))
     if layout.width:
         form = replace(form, bias=False)
+    if layout.halves:
+        form = replace(form, bias=False, reads="halves")
     draw = torch.Generator().manual_seed(len(routing) + sum(numbers))
     index = torch.randint(0, EXPERTS, (sum(numbers), EACH), generator=draw)
     if routing == "one hot expert":
@@ -204,6 +213,7 @@ def own_part(
             transposed=case.form.transposed,
             held=case.layout.held,
             dispatch=case.layout.dispatch,
+            halves=case.layout.halves,
         )
         return made
 
@@ -228,7 +238,9 @@ def _of(case: Case, rank: int, name: str) -> slice:
 
 def _columns(case: Case, rank: int, name: str) -> Tensor:
     """What of the inner width's entries in matrix ``name`` a rank has: of halves, of each."""
-    place, ways = case.layout.place(rank, case.layout.width)
+    place, ways = case.layout.place(rank, case.layout.width + case.layout.halves)
+    if case.layout.halves and name != "down":
+        return torch.arange(2 * INNER).chunk(ways)[place]
     own = torch.arange(INNER).chunk(ways)[place]
     if name == "down" or case.form.reads == "all":
         return own

@@ -20,6 +20,7 @@ from tests.runtime.expert_cases import (
     EACH,
     EXPERTS,
     FORMS,
+    INNER,
     ROUTINGS,
     WIDTH,
     Case,
@@ -63,7 +64,7 @@ def cases(draw: st.DrawFn) -> Case:
     of_one = st.lists(st.integers(0, EXPERTS - 1), min_size=EACH, max_size=EACH)
     rows = draw(st.lists(of_one, min_size=sum(tokens), max_size=sum(tokens)))
     index = torch.tensor(rows, dtype=torch.int64).reshape(-1, EACH)
-    return Case(layout, Form(bias=not layout.width), tokens, index)
+    return Case(layout, Form(bias=not (layout.width or layout.halves)), tokens, index)
 
 
 @settings(max_examples=60, deadline=None)
@@ -84,6 +85,13 @@ def test_what_a_rank_issues() -> None:
         *(inner, outer, outer, inner),
     ]
     assert checked(case(LAYOUTS["gathered over 4"], Form(), "drawn")) == []
+
+
+def test_halves_are_traded_once_each_way() -> None:
+    """Of the rows of an even share both pieces of a rank's columns, forward and backward."""
+    of = case(LAYOUTS["halves over 4"], Form(), "drawn", "odd")
+    columns = 2 * INNER // 4
+    assert checked(of) == [("all_to_all", "ep", of.index.numel() * columns * 8)] * 2
 
 
 def test_nothing_is_computed_for_the_experts_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +124,8 @@ def test_without_values_shapes_are_those_of_a_run(layout: str) -> None:
     of = case(LAYOUTS[layout], Form(), "drawn", "odd")
     _, pieces = of.layout.place(0, of.layout.of_experts)
     own = EXPERTS // pieces
-    shapes = ((5, WIDTH), (5, EACH), (own, 16, WIDTH), (own, WIDTH, 8))
+    _, cut = of.layout.place(0, of.layout.halves)
+    shapes = ((5, WIDTH), (5, EACH), (own, 16 // cut, WIDTH), (own, WIDTH, 8 // cut))
     leaves = [torch.empty(s, device="meta", requires_grad=True) for s in shapes]
     index = torch.empty(5, EACH, dtype=torch.int64, device="meta")
     x, weights, *matrices = leaves
@@ -126,6 +135,7 @@ def test_without_values_shapes_are_those_of_a_run(layout: str) -> None:
             gate=of.form.gate,
             held=of.layout.held,
             dispatch=of.layout.dispatch,
+            halves=of.layout.halves,
         )
         gradients = torch.autograd.grad(made.sum(), leaves)
     assert made.shape == (5, WIDTH)

@@ -1,12 +1,13 @@
-"""The ranks over which `--fix ep` spreads the experts of a layer."""
+"""The ranks over which `--fix ep` spreads the experts of a layer, and `--fix etp` the matrices."""
 
 from __future__ import annotations
 
 import math
 
-from autopar.nouns.axes import EXPERT
+from autopar.nouns.axes import EXPERT, EXPERT_TENSOR
 from autopar.nouns.graph import Graph, Op
 from autopar.nouns.layout import LayoutError, alternatives, divisors
+from autopar.rules.registry import bind
 
 WITHOUT = {EXPERT: "1"}
 
@@ -27,6 +28,29 @@ def check_experts(graph: Graph, ep: int) -> None:
                 f"--fix ep={ep} does not divide the {count} experts at {op.source}: ep may be "
                 f"{alternatives(divisors(count))}",
                 WITHOUT,
+            )
+
+
+def check_matrices(graph: Graph, etp: int) -> None:
+    """Raises `LayoutError` where ``etp`` ranks cannot split the matrices of every layer's experts:
+    their width does not divide, or a bias behind the second product would be added by each."""
+    layers = _layers(graph)
+    if not layers:
+        raise LayoutError(
+            f"--fix etp={etp}: the model has no layer of experts whose matrices ranks could split; "
+            "leave etp out",
+            {EXPERT_TENSOR: "1"},
+        )
+    for part, op in layers:
+        bound = bind(op, part.tensors)
+        if op.attrs["bias"] or bound.factors["f"].size % etp:
+            width = bound.factors["f"].size
+            why = f"does not divide the width of {width} of each expert"
+            may = alternatives(divisors(width))
+            if op.attrs["bias"]:
+                why, may = "would add the experts' bias on every rank", "1 alone; tp splits experts"
+            raise LayoutError(
+                f"--fix etp={etp} {why} at {op.source}: etp may be {may}", {EXPERT_TENSOR: "1"}
             )
 
 

@@ -1,9 +1,10 @@
 """What ``--fix`` pins of a model, and which of it the cluster allows.
 
 The degrees make up the devices: ``dp_replicate x dp_shard x cp x tp2 x tp x pp = devices``; ``cp``
-is ``cp_ring x cp_head``, and ``ep`` borrows ranks of ``dp_shard``, ``cp`` and ``tp``. A microbatch
-has ``microbatch`` samples on each data rank: ``batch = dp_replicate x dp_shard x microbatch x
-microbatches``. The first is checked here, before any model is captured; the second with the batch
+is ``cp_ring x cp_head``, and ``ep`` borrows ranks of ``dp_shard``, ``cp`` and ``tp``; ``etp`` is
+1 or ``tp``: whether ``tp`` splits the matrices of each expert. A microbatch has ``microbatch``
+samples on each data rank: ``batch = dp_replicate x dp_shard x microbatch x microbatches``. The
+first is checked here, before any model is captured; the second with the batch
 (`autopar.planner.ask.candidates`).
 """
 
@@ -17,6 +18,7 @@ from pathlib import Path
 from autopar.nouns.axes import (
     CONTEXT,
     EXPERT,
+    EXPERT_TENSOR,
     HEADS,
     PIPELINE,
     REPLICATE,
@@ -43,7 +45,7 @@ DEGREES = (REPLICATE, SHARD, TENSOR)
 """What splits the devices of a stage, beside ``cp`` and ``tp2``."""
 ALONE = ("sequence_parallel",)
 """What no backend emits; the transformer family prices it."""
-PYTORCH_ALONE = (CONTEXT, RING_RANKS, HEADS, EXPERT)
+PYTORCH_ALONE = (CONTEXT, RING_RANKS, HEADS, EXPERT, EXPERT_TENSOR)
 """Counts that JAX programs do not have above 1."""
 CHOICES = (
     *DEGREES,
@@ -52,6 +54,7 @@ CHOICES = (
     HEADS,
     SECOND_TENSOR,
     EXPERT,
+    EXPERT_TENSOR,
     PIPELINE,
     "schedule",
     "interleave",
@@ -124,8 +127,34 @@ def read_pins(pairs: Mapping[str, str], devices: int) -> tuple[Pins, Lists | Non
                 f"--fix {name}={pairs[name]} orders stages of a pipeline, and there is one: "
                 "give --fix pp=2 or more with it"
             )
+    pins = _of_matrices(pins, devices // pp)
     _check(pins, devices // pp // cp // tp2)
     return pins, actions
+
+
+def _of_matrices(pins: Pins, devices: int) -> Pins:
+    """With ``tp`` as ``etp`` has it, where that is not said: the same ranks split matrices."""
+    etp = pins.etp or 1
+    if etp == 1:
+        return pins
+    if pins.tp not in (None, etp):
+        raise LayoutError(
+            f"--fix etp={etp} splits each expert's matrices over the ranks of tp, and there are "
+            f"tp={pins.tp}: etp may be {alternatives(sorted({1, pins.tp or 1}))}, or take "
+            f"tp={etp}",
+            {EXPERT_TENSOR: "1"},
+        )
+    ep = pins.ep or 1
+    if devices % (ep * etp):
+        may = f": etp may be {alternatives(divisors(devices))}"
+        if devices % etp == 0:
+            may = f"; with etp={etp} ep may be {alternatives(divisors(devices // etp))}"
+        raise LayoutError(
+            f"--fix ep={ep},etp={etp} takes {ep * etp} ranks for a layer's experts, which do not "
+            f"divide {devices}{may}",
+            {EXPERT_TENSOR: "1"},
+        )
+    return replace(pins, tp=etp)
 
 
 def _along_sequences(pins: Pins) -> Pins:

@@ -53,15 +53,16 @@ def fold(
     recompute: bool = False,
     experts: int | None = None,
     rows: bool = False,
+    matrices: int | None = None,
 ) -> Folded:
     """Builds the folded problem on ``mesh`` (with its ``microbatch`` axis in front, trimmed).
 
-    ``must_split``, ``even``, ``experts``, ``rows``: see `Legal`. ``state``, ``recompute``: see
-    `Posed.charged`.
+    ``must_split``, ``even``, ``experts``, ``rows``, ``matrices``: see `Legal`. ``state``,
+    ``recompute``: see `Posed.charged`.
 
     Raises `NoStrategy` where the batch cannot be cut as the data axes ask.
     """
-    posed = pose(graph, mesh, cut, prices, bindings, must_split, even, experts, rows)
+    posed = pose(graph, mesh, cut, prices, bindings, must_split, even, experts, rows, matrices)
     return posed.charged(state, recompute, usage_limit)
 
 
@@ -75,9 +76,10 @@ def pose(
     even: bool = False,
     experts: int | None = None,
     rows: bool = False,
+    matrices: int | None = None,
 ) -> Posed:
     """As `fold`, with the model's state free of charge."""
-    legal = Legal(mesh, cut, bindings, must_split, even, experts, rows)
+    legal = Legal(mesh, cut, bindings, must_split, even, experts, rows, matrices)
     ledger = Ledger(MovePrices(Codes(mesh), prices), mesh.size(MICROBATCH))
     folding = _Folding(graph, legal, ledger)
     folding.run()

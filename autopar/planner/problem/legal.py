@@ -29,7 +29,8 @@ class Legal:
     split everything else. (A batch split over ``tp`` is data parallelism without state sharding,
     which the data axes do better.) ``must_split``: products that a model axis can split are split.
     ``even``: all ranks get pieces of one size. ``experts``: ranks that the experts of a layer are
-    spread over; None: as many as is best. ``rows``: ranks of ``cp`` keep to rows of attention.
+    spread over, ``matrices``: that split each one's; None: as many as is best. ``rows``: ranks of
+    ``cp`` keep to rows of attention.
     """
 
     mesh: Mesh
@@ -39,6 +40,7 @@ class Legal:
     even: bool = False
     experts: int | None = None
     rows: bool = False
+    matrices: int | None = None
     _legal: dict[tuple[str | None, str], tuple[BoundRule, list[Strategy]]] = field(
         default_factory=dict
     )
@@ -74,10 +76,12 @@ class Legal:
             legal = [s for s in legal if all(s.on(a) not in taken for a in self.model_axes)]
         if self.even:
             legal = [s for s in legal if self._is_even(s, bound)]
-        if self.experts is not None and "experts" == op.kind:
-            legal = [s for s in legal if self._ways(s, bound).get("e", 1) == self.experts]
+        if "experts" == op.kind:
+            asked = {"e": self.experts, "f": self.matrices}
+            legal = [s for s in legal if self._shares(s, bound, asked)]
             if not legal:
-                raise NoStrategy(f"{op.source}: no {self.experts} ranks of {self.mesh} for experts")
+                ranks = " x ".join(str(n) for n in asked.values() if n is not None)
+                raise NoStrategy(f"{op.source}: no {ranks} ranks of {self.mesh} for experts")
         if self.must_split and bound.rule.cost in PRODUCTS:
             split = [s for s in legal if any(s.on(a) in bound.factors for a in self.model_axes)]
             legal = split or legal
@@ -106,6 +110,13 @@ class Legal:
     def _is_even(self, strategy: Strategy, bound: BoundRule) -> bool:
         ways = self._ways(strategy, bound)
         return all(bound.factors[name].size % n == 0 for name, n in ways.items())
+
+    def _shares(
+        self, strategy: Strategy, bound: BoundRule, asked: Mapping[str, int | None]
+    ) -> bool:
+        """Whether these factors are split as many ways, where that is asked."""
+        ways = self._ways(strategy, bound)
+        return all(n is None or ways.get(name, 1) == n for name, n in asked.items())
 
     def _ways(self, strategy: Strategy, bound: BoundRule) -> dict[str, int]:
         """How many ways each factor is split."""

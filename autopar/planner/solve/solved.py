@@ -147,6 +147,7 @@ def _posed(question: Question, candidate: Candidate, solver: Solver, must_split:
         # One rank alone is no candidate, but what a sample takes at least.
         question.pins.ep if candidate.ranks > 1 else None,
         question.pins.cp_ring is not None,
+        question.pins.etp if candidate.ranks > 1 else None,
     )
 
 

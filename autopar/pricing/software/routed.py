@@ -16,9 +16,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from autopar.nouns.axes import EXPERT
+from autopar.nouns.axes import EXPERT, EXPERT_TENSOR
 from autopar.pricing.software.figures import Experts, Figures, Product
-from autopar.pricing.software.trainer import EXPERT_TENSOR, Trainer
+from autopar.pricing.software.trainer import Trainer
 from autopar.pricing.units.moves import move_time_s
 
 # Times that routed activations cross device memory in a layer's forward: permute, restore, and the

@@ -10,14 +10,11 @@ from autopar.cost_models.columns import Number
 from autopar.cost_models.precision import stream_bytes
 from autopar.cost_models.rates import Rates, rates_of
 from autopar.cost_models.software import Software
-from autopar.nouns.axes import CONTEXT, EXPERT, REPLICATE, SHARD, TENSOR
+from autopar.nouns.axes import CONTEXT, EXPERT, EXPERT_TENSOR, REPLICATE, SHARD, TENSOR
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.layout import Layout
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.recompute import KEEP_ALL
-
-EXPERT_TENSOR = "etp"
-"""Ranks that split each expert's matrices."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ SEQUENCES = frozenset({Role.SEQUENCES})
 CAUSAL_ROWS, ROWS, GLOBAL_COUNT = "causal_rows", "rows", "global_count"
 CAUSAL_RING, RING = "causal_ring", "ring"
 ZIGZAG_ROWS, ZIGZAG_RING = "zigzag_rows", "zigzag_ring"
-HELD_EXPERTS, DISPATCH = "held_experts", "dispatch"
+HELD_EXPERTS, DISPATCH, TRADED_HALVES = "held_experts", "dispatch", "traded_halves"
 MASKED_LOOKUP, VOCABULARY_PARALLEL = "masked_lookup", "vocabulary_parallel"
 SYNCHRONISED, LOCAL_GROUPS, LOCAL_REPEATS = "synchronised", "local_groups", "local_repeats"
 
@@ -37,6 +37,7 @@ class Implementation:
            share of the sequence that a row of a causal mask sees at most.
     keeps: of what the op makes for its backward, as its pieces would have it; by the ranks.
     hides: what moves inside it passes while it computes.
+    alone: no other axis may split the same factors.
     """
 
     runs: str
@@ -46,6 +47,7 @@ class Implementation:
     work: Callable[[int, float], float] = lambda ways, reach: 1.0
     keeps: Callable[[int], float] = lambda ways: 1.0
     hides: bool = False
+    alone: bool = False
 
 
 def _seen(begin: float, end: float, reach: float) -> float:
@@ -137,6 +139,13 @@ TABLE: Mapping[str, Implementation] = MappingProxyType(
             "and what becomes of them back",
             {"pytorch": ("dispatch",)},
             "anyhow",
+        ),
+        TRADED_HALVES: Implementation(
+            "its columns of the experts' matrices, where gates and what they gate lie apart: ranks "
+            "trade what the first product gives, so that each has both of its own columns",
+            {"pytorch": ("halves",)},
+            roles=frozenset({Role.OPS}),
+            alone=True,
         ),
         LOCAL_GROUPS: Implementation(
             "the groups of its piece, whose number is a local one", {"pytorch": ()}
