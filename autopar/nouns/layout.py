@@ -207,6 +207,30 @@ def alternatives(values: Iterable[object]) -> str:
     return " or ".join([", ".join(texts[:-1]), texts[-1]] if len(texts) > 1 else texts)
 
 
+def along_sequences(pins: Pins) -> Pins:
+    """With ``cp``, where it follows from ``cp_ring`` and ``cp_head``.
+
+    Raises:
+        LayoutError: ``cp`` is not their product; says what it may be.
+    """
+    ring, head = pins.cp_ring or 1, pins.cp_head or 1
+    if pins.cp is None:
+        return replace(pins, cp=ring * head) if ring * head > 1 else pins
+    both = pins.cp_ring is not None and pins.cp_head is not None
+    if pins.cp % (ring * head) or (both and pins.cp != ring * head):
+        product = " x ".join(
+            f"{name}={value}"
+            for name, value in ((RING_RANKS, pins.cp_ring), (HEADS, pins.cp_head))
+            if value is not None
+        )
+        raise LayoutError(
+            f"--fix cp={pins.cp} is cp_ring x cp_head, and {product} "
+            f"{'makes ' + str(ring * head) if both else 'does not divide it'}; leave cp out, or "
+            f"take {'cp=' + str(ring * head) if both else 'a divisor of ' + str(pins.cp)}"
+        )
+    return pins
+
+
 @dataclass(frozen=True)
 class Layout:
     """All choices. `global_batch` and `microbatch` count samples."""
@@ -237,6 +261,11 @@ class Layout:
     default, folded where ep and tp together are more than there are ranks)."""
     uneven: bool = False
     """Stages may differ by a layer: the last, then the first, have one less."""
+
+    @property
+    def cp_ring(self) -> int:
+        """Of ``cp``, the ranks among which attention splits rows."""
+        return self.cp // self.cp_head
 
     @property
     def expert_tp(self) -> int:

@@ -258,6 +258,36 @@ def test_experts_that_cannot_be_split_so_are_told(arch: Arch, layout: Layout, sa
     assert says in "; ".join(illegal(arch, layout, 64))
 
 
+def test_heads_of_a_sequence_are_priced_as_software_that_trades_them() -> None:
+    rows = completed(parse_pins(["tp=2,cp=4,zero=1"]), 64, 256)
+    heads = completed(parse_pins(["tp=2,cp_head=4,zero=1"]), 64, 256)
+    assert (heads.cp, heads.cp_head, heads.cp_ring) == (4, 4, 1)
+    assert completed(parse_pins([str(heads)]), 64) == heads
+    traded = Software(context="heads")
+    one, other = estimate(LLAMA, H100_64, heads), estimate(LLAMA, H100_64, rows, traded)
+    assert one.step_time_s == other.step_time_s
+    assert one.memory == other.memory
+    assert one.step_time_s != estimate(LLAMA, H100_64, rows).step_time_s
+    ring = completed(parse_pins(["tp=2,cp_ring=4,zero=1"]), 64, 256)
+    assert ring == rows
+
+
+@pytest.mark.parametrize(
+    ("fix", "says"),
+    [
+        ("tp=2,cp=4,cp_head=2", "cp_ring 2 x cp_head 2.*take cp_head=4 or cp_ring=4"),
+        ("tp=8,cp_head=3", "does not divide"),
+        ("tp=4,cp_head=16", "tp 4 x cp_head 16 does not divide heads 24"),
+        ("tp=2,cp=4,cp_head=3", "does not divide it"),
+        ("tp=2,tp2=2", "split tensors over tp alone"),
+    ],
+)
+def test_what_ranks_of_a_sequence_cannot_do_says_what_they_can(fix: str, says: str) -> None:
+    arch = replace(LLAMA, heads=24, kv_heads=8) if "16" in fix else LLAMA
+    with pytest.raises(LayoutError, match=says):
+        estimate(arch, H100_64, completed(parse_pins([fix]), 64, 256))
+
+
 def test_etp_is_named_and_read_back() -> None:
     layout = completed(parse_pins(["tp=8,ep=2,etp=2,zero=1"]), 64, 256)
     assert layout.expert_ranks == 4

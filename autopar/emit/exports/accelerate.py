@@ -14,6 +14,7 @@ from autopar.emit.exports.text import (
     Limit,
     header,
     no_degrees,
+    no_heads,
     no_jax,
     not_carried,
     recomputes,
@@ -124,6 +125,11 @@ def _limits(setup: Setup) -> tuple[Limit, ...]:
     return (
         no_jax(setup),
         *no_degrees(setup, absent, "torchtitan or megatron"),
+        no_heads(
+            setup,
+            "its sp_size does, on DeepSpeed, which does not compose with FSDP2",
+            "deepspeed or megatron",
+        ),
         Limit(
             setup.precision not in PRECISIONS,
             f"precision {setup.precision}",

@@ -169,6 +169,12 @@ def _limits(setup: Setup) -> tuple[Limit, ...]:
             "Give cp=1 or zero=2",
         ),
         Limit(
+            x.cp_ring > 1,
+            f"cp_ring {x.cp_ring}",
+            "its sequence parallelism (Ulysses) trades rows for heads",
+            f"Plan with cp_head={x.cp}, or export to megatron",
+        ),
+        Limit(
             x.cp > 1 and x.tp > 1,
             f"cp {x.cp} x tp {x.tp}",
             "Ulysses and AutoTP do not compose",

@@ -15,6 +15,7 @@ from autopar.emit.exports.setup import Machines, Setup, StoredTensor, waves
 from autopar.nouns.axes import (
     CONTEXT,
     EXPERT,
+    EXPERT_TENSOR,
     HEADS,
     PIPELINE,
     REPLICATE,
@@ -33,8 +34,11 @@ from autopar.nouns.recompute import Recompute
 from autopar.nouns.sharding import Sharding
 from autopar.nouns.text.cluster import ranks_text
 from autopar.nouns.zero import over
-from autopar.rules.implementations.table import DISPATCH
-from autopar.rules.strategies import Strategy
+from autopar.rules.implementations.table import DISPATCH, TRADED_HALVES
+from autopar.rules.strategies import NOTHING, Strategy
+
+HEADS_OF_ATTENTION = ("g", "r")
+"""The factors of attention's rule that are heads."""
 
 
 def setup_of(plan: Plan, graph: Graph, batch: Iterable[BatchEntry], cluster: Cluster) -> Setup:
@@ -55,6 +59,7 @@ def setup_of(plan: Plan, graph: Graph, batch: Iterable[BatchEntry], cluster: Clu
         training={} if is_own(plan.optimizer) else plan.fingerprints.training,
         layers=sum(layers) or None,
         cuts=layers,
+        gathers=_gathers(plan, graph),
         held=_held(plan, graph),
         parameters=tuple(_parameters(plan, graph)),
         activations=tuple(_activations(plan, graph)),
@@ -91,38 +96,55 @@ def _degrees(plan: Plan, graph: Graph) -> dict[str, Any]:
     """In the words of trainers: ``ep`` counts the ranks that a layer's experts are spread over, all
     of which are ranks of another axis too. Raises `UserError`."""
     degrees: dict[str, Any] = {**plan.degrees, EXPERT: 1}
-    rows, heads = degrees[CONTEXT], degrees.pop(HEADS, 1)
-    if rows > 1 and heads > 1:
-        raise UserError(
-            f"the plan splits sequences over cp {rows} by rows and over cp_head {heads} by heads, "
-            f"and other trainers do one of both: plan again with --fix cp_ring={rows * heads} or "
-            f"cp_head={rows * heads}"
-        )
+    rows, heads = degrees[CONTEXT], degrees.get(HEADS, 1)
     if degrees.pop(SECOND_TENSOR, 1) > 1:
         raise UserError(
             f"the plan splits tensors over two axes, tp2 {plan.degrees[SECOND_TENSOR]} beside tp, "
             "and other trainers have one: plan again with --fix tp2=1"
         )
-    degrees[CONTEXT] = rows * heads
+    trades = any(choice in HEADS_OF_ATTENTION for choice in _attention(plan, graph))
+    degrees |= {CONTEXT: rows * heads, HEADS: rows * heads if trades else heads}
     degrees[SHARD] *= plan.degrees.get(EXPERT, 1)
     if (chosen := _experts(plan, graph)) is not None:
         for axis, choice in chosen.choices:
             if choice in ("e", DISPATCH):
                 degrees[EXPERT] *= plan.degrees[axis]
         if degrees[TENSOR] > 1:
-            degrees["etp"] = plan.degrees[TENSOR] if chosen.on(TENSOR) == "f" else 1
+            matrices = chosen.on(TENSOR) in ("f", TRADED_HALVES)
+            degrees[EXPERT_TENSOR] = plan.degrees[TENSOR] if matrices else 1
     return degrees
 
 
 def _experts(plan: Plan, graph: Graph) -> Strategy | None:
     """How the first layer of experts runs; None where there is none."""
+    return next(_strategies(plan, graph, "experts"), None)
+
+
+def _attention(plan: Plan, graph: Graph) -> set[str]:
+    """What ``cp`` does to attention. Raises `UserError` where that differs between layers in what
+    trainers take once."""
+    choices = {chosen.on(CONTEXT) for chosen in _strategies(plan, graph, "attention")}
+    if len({choice in HEADS_OF_ATTENTION for choice in choices}) > 1:
+        raise UserError(
+            f"some layers of {plan.workload} split heads over cp and some rows, and other trainers "
+            "do one of both: plan again with --fix cp_ring or cp_head"
+        )
+    return choices
+
+
+def _gathers(plan: Plan, graph: Graph) -> bool:
+    """Whether ranks of ``cp`` gather keys and values, as they do where nothing passes."""
+    return plan.degrees[CONTEXT] > 1 and _attention(plan, graph) <= {NOTHING}
+
+
+def _strategies(plan: Plan, graph: Graph, kind: str) -> Iterator[Strategy]:
+    """Of all ops of a kind."""
     ops = {name: text for spread in plan.spreads for name, text in spread.ops.items()}
     parts = ((None, graph), *((name, block.body) for name, block in graph.blocks.items()))
     for scope, part in parts:
         for op in part.ops:
-            if op.kind == "experts":
-                return Strategy.parse(ops.get(key(scope, op.name), "whole"))
-    return None
+            if op.kind == kind:
+                yield Strategy.parse(ops.get(key(scope, op.name), "whole"))
 
 
 def machines(cluster: Cluster, devices: int) -> Machines:

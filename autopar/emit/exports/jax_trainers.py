@@ -7,7 +7,7 @@ both; our ep borrows its ranks, so their ``fsdp`` is dp_shard / ep.
 from __future__ import annotations
 
 from autopar.emit.exports.setup import Setup
-from autopar.emit.exports.text import Limit, no_float64
+from autopar.emit.exports.text import Limit, no_float64, no_heads, no_matrices
 
 
 def mesh_limits(setup: Setup) -> tuple[Limit, ...]:
@@ -19,12 +19,8 @@ def mesh_limits(setup: Setup) -> tuple[Limit, ...]:
             f"its expert axis splits tokens, so ep must divide dp_shard {setup.layout.dp_shard}",
             "Lower ep, or move ranks to dp_shard",
         ),
-        Limit(
-            setup.layout.etp > 1,
-            f"etp {setup.layout.etp}",
-            "experts are split by the model axis",
-            "Leave etp out",
-        ),
+        no_matrices(setup, "its expert axis splits experts alone"),
+        no_heads(setup, "its axis of sequences splits rows alone", "megatron or deepspeed"),
     )
 
 

@@ -77,7 +77,11 @@ def arguments(setup: Setup) -> Iterator[str]:
     yield f"--pipeline-model-parallel-size {x.pp}"
     if x.pp > 1:
         yield f'--pipeline-model-parallel-layout "{layout(setup)}"'
-    yield f"--context-parallel-size {x.cp}" + (" --cp-comm-type p2p" if x.cp > 1 else "")
+    yield f"--context-parallel-size {x.cp}" + (
+        f" --cp-comm-type {along_sequences(setup)}" if x.cp > 1 else ""
+    )
+    if x.cp_head > 1 and x.cp_ring > 1:
+        yield f"--hierarchical-context-parallel-sizes {x.cp_head} {x.cp_ring}"
     yield f"--expert-model-parallel-size {x.ep}"
     if x.ep > 1 or x.etp:
         yield f"--expert-tensor-parallel-size {x.etp or 1}"
@@ -124,6 +128,14 @@ def _state(setup: Setup) -> Iterator[str]:
         yield f"--num-distributed-optimizer-instances {setup.layout.dp_replicate}"
 
 
+def along_sequences(setup: Setup) -> str:
+    """``--cp-comm-type``: keys and values pass round a ring or are gathered, rows are traded for
+    heads, or both, heads among the nearer ranks."""
+    if setup.layout.cp_head > 1:
+        return "a2a+p2p" if setup.layout.cp_ring > 1 else "a2a"
+    return "all_gather" if setup.gathers else "p2p"
+
+
 def sequence_parallel(setup: Setup) -> bool:
     """Experts beside tp assert it."""
     return setup.layout.tp > 1 and (setup.layout.sequence_parallel or setup.layout.ep > 1)
@@ -137,6 +149,8 @@ def gaps(setup: Setup) -> Iterator[str]:
         yield f"{sizes.unusual} of the model: no argument here says it"
     if setup.layout.ep > 1 and setup.layout.tp > 1 and not setup.layout.sequence_parallel:
         yield "sequence_parallel=off: with experts beside tp Megatron asserts that it is on"
+    if setup.gathers and setup.layout.cp_head > 1 and setup.layout.cp_ring > 1:
+        yield "keys and values gathered over cp_ring: beside heads they pass round a ring"
     if setup.layout.dp_replicate > 1 and setup.layout.zero >= 2:
         yield "what Megatron-FSDP splits over dp_replicate: nothing (its outer strategy no_shard)"
 

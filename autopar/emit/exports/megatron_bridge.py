@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from autopar.emit.exports import models
-from autopar.emit.exports.megatron import STRATEGIES, gaps, layout, limits, sequence_parallel
+from autopar.emit.exports.megatron import (
+    STRATEGIES,
+    along_sequences,
+    gaps,
+    layout,
+    limits,
+    sequence_parallel,
+)
 from autopar.emit.exports.setup import Setup
 from autopar.emit.exports.sizes import bridge, in_words, plain, sized
 from autopar.emit.exports.text import Export, header, not_carried, recomputes, refuse_beyond
@@ -76,6 +83,10 @@ def _fields(setup: Setup) -> Iterator[str]:
         yield f"cfg.model.virtual_pipeline_model_parallel_size = {virtual}"
         yield f'cfg.model.pipeline_model_parallel_layout = "{layout(setup)}"'
     yield f"cfg.model.context_parallel_size = {x.cp}"
+    if x.cp > 1:
+        yield f'cfg.model.cp_comm_type = "{along_sequences(setup)}"'
+    if x.cp_head > 1 and x.cp_ring > 1:
+        yield f"cfg.model.hierarchical_context_parallel_sizes = [{x.cp_head}, {x.cp_ring}]"
     yield f"cfg.model.expert_model_parallel_size = {x.ep}"
     if x.ep > 1 or x.etp:
         yield f"cfg.model.expert_tensor_parallel_size = {x.etp or 1}"

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from autopar.emit.exports.held import Held
-from autopar.nouns.axes import AXES, EXPERT
+from autopar.nouns.axes import AXES, CONTEXT, EXPERT
 from autopar.nouns.layout import Layout
 from autopar.nouns.sharding import Sharding
 from autopar.pipeline.schedules.table import SCHEDULES
@@ -96,6 +96,9 @@ class Setup:
     layers: int | None = None
     cuts: tuple[int, ...] = ()
     """Layers of each stage; empty: as even as can be."""
+    gathers: bool = False
+    """Whether ranks of cp that split rows of attention gather keys and values, which pass around a
+    ring otherwise."""
     figures: Figures | None = None
     held: Held | None = None
     parameters: tuple[StoredTensor, ...] = ()
@@ -117,9 +120,13 @@ class Setup:
     def stages(self) -> int:
         return self.layout.pp * self.stages_per_rank
 
+    def size(self, axis: str) -> int:
+        """Of an axis of the mesh, whose ``cp`` has no ranks of ``cp_head``."""
+        return self.layout.cp_ring if axis == CONTEXT else int(getattr(self.layout, axis))
+
     def degrees(self) -> str:
         """``dp_shard 4 x tp 2``; what experts borrow stands apart."""
-        sizes = {name: getattr(self.layout, name) for name in AXES if name != EXPERT}
+        sizes = {name: self.size(name) for name in AXES if name != EXPERT}
         text = " x ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
         ep = self.layout.ep
         return (text or "one device") + (f", ep {ep} of them" if ep > 1 else "")
@@ -150,7 +157,7 @@ def within_nodes(setup: Setup, order: tuple[str, ...] = AXES) -> dict[str, tuple
     room = setup.machines.devices_per_node
     degrees: dict[str, tuple[int, int]] = {}
     for name in reversed([n for n in order if n != EXPERT]):
-        size = int(getattr(setup.layout, name))
+        size = setup.size(name)
         inside = math.gcd(size, room)
         degrees[name] = inside, size // inside
         room //= inside

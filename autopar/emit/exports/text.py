@@ -62,6 +62,19 @@ def no_degrees(setup: Setup, why: Mapping[str, str], targets: str) -> Iterator[L
         yield Limit(size > 1, f"{name} {size}", reason, instead)
 
 
+def no_heads(setup: Setup, why: str, targets: str) -> Limit:
+    """Of a trainer whose ranks of a sequence split rows of attention alone."""
+    x = setup.layout
+    instead = f"Plan with cp_ring={x.cp}, or export to {targets}"
+    return Limit(x.cp_head > 1, f"cp_head {x.cp_head}", why, instead)
+
+
+def no_matrices(setup: Setup, why: str) -> Limit:
+    """Of a trainer that splits no matrices of experts over tp beside ep."""
+    etp = setup.layout.etp
+    return Limit(etp > 1, f"etp {etp}", why, "Plan with etp=1, or export to megatron")
+
+
 def no_float64(setup: Setup, why: str, instead: str = "float32") -> Limit:
     asked = setup.precision == "float64"
     return Limit(asked, "precision float64", why, f"Plan with precision='{instead}'")

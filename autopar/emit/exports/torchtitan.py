@@ -13,6 +13,8 @@ from autopar.emit.exports.text import (
     Export,
     Limit,
     header,
+    no_heads,
+    no_matrices,
     not_carried,
     recomputes,
     refuse_beyond,
@@ -117,8 +119,8 @@ def _left_out(setup: Setup, model: str) -> tuple[str, ...]:
         f"recompute {setup.layout.recompute}: SelectiveAC keeps by its own rule"
         if recomputes(setup, selects_ops=True) == "selective"
         else "",
-        f"etp {setup.layout.etp}: experts are not split over tp here"
-        if setup.layout.etp > 1
+        "keys and values gathered over cp: they are passed on or gathered as its own rule says"
+        if setup.gathers
         else "",
         selects_ops=True,
     )
@@ -182,6 +184,8 @@ def _limits(setup: Setup) -> tuple[Limit, ...]:
             f"tp {x.tp} with sequence parallelism and 2 x cp {x.cp} split it into {divisor} pieces",
             f"Take a multiple of {divisor}",
         ),
+        no_heads(setup, "its ranks of a sequence split rows alone", "megatron or deepspeed"),
+        no_matrices(setup, "0.3.0 does not split the matrices of experts beside ep"),
         Limit(
             dense % x.ep > 0,
             f"ep {x.ep}",

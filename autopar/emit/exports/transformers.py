@@ -15,6 +15,7 @@ from autopar.emit.exports.text import (
     header,
     no_float64,
     no_jax,
+    no_matrices,
     not_carried,
     recomputes,
     refuse_beyond,
@@ -58,7 +59,6 @@ def export(setup: Setup) -> Export:
         "selective recompute: activation_checkpointing recomputes whole layers"
         if recomputes(setup) == "selective"
         else "",
-        f"etp {x.etp}" if x.etp > 1 else "",
         per_op=False,
     )
     m = setup.machines
@@ -177,6 +177,7 @@ def _limits(setup: Setup) -> tuple[Limit, ...]:
             f"{x.dp_shard * x.tp}",
             "Choose another ep",
         ),
+        no_matrices(setup, "its ep_plan splits experts alone"),
         no_float64(setup, "TrainingArguments has bf16, fp16 or float32"),
         Limit(
             x.zero == 0 and x.dp_shard > 1,

@@ -10,7 +10,7 @@ import yaml
 
 from autopar.files.file_errors import yaml_sentence
 from autopar.files.imports.settings import NotImported, Settings, several, whole, zero_stage
-from autopar.nouns.axes import CONTEXT, PIPELINE, REPLICATE, SHARD, TENSOR
+from autopar.nouns.axes import CONTEXT, HEADS, PIPELINE, REPLICATE, SHARD, TENSOR
 from autopar.nouns.errors import did_you_mean
 from autopar.nouns.layout import Pins
 from autopar.nouns.recompute import ATTENTION, FULL, Recompute
@@ -85,6 +85,8 @@ def _sizes(data: Mapping[str, Any], name: str) -> Pins:
         size = whole(f"{name}: {key}", value)
         if SIZES[short] not in degrees or size > 1:
             degrees[SIZES[short]] = size
+        if short == "sp_size":  # of DeepSpeed's Ulysses
+            degrees[HEADS] = size
     shard = degrees.pop(SHARD, None)
     return replace(several(**degrees), dp_shard=shard)
 

@@ -47,15 +47,17 @@ def read(text: str, name: str) -> Settings:
             raise NotImported(f"{name}: zero_optimization.{key}: {instead}")
     tp = tensor.get("autotp_size") or _section(tensor, "tp", name).get("tp_size", 1)
     ep = experts.get("autoep_size", 1) if experts.get("enabled") else 1
+    heads = whole(f"{name}: sequence_parallel_size", data.get("sequence_parallel_size", 1))
     pins = several(
         tp=whole(f"{name}: tensor_parallel.autotp_size", tp),
-        cp=whole(f"{name}: sequence_parallel_size", data.get("sequence_parallel_size", 1)),
+        cp=heads,
+        cp_head=heads,
         ep=whole(f"{name}: expert_parallel.autoep_size", ep),
     )
     if pins.tp is not None:
         pins = replace(pins, sequence_parallel=False)
-    if pins.ep is not None and "expert_tensor_parallel_size" in experts:
-        pins = replace(pins, etp=whole(name, experts["expert_tensor_parallel_size"]))
+    if pins.ep is not None:
+        pins = replace(pins, etp=whole(name, experts.get("expert_tensor_parallel_size", 1)))
     stage = zero_stage(f"{name}: zero_optimization.stage", zero.get("stage", 0))
     pins, batch, rank = _batch(data, replace(pins, zero=stage), name)
     precision = "fp32"

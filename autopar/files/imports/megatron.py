@@ -78,16 +78,19 @@ def read(text: str, name: str) -> Settings:
     pins = several(
         dp_replicate=count("num-distributed-optimizer-instances"),
         tp=tp,
-        cp=count("context-parallel-size"),
+        cp=(cp := count("context-parallel-size")),
+        cp_head=_heads(given, cp, name),
         ep=ep,
         pp=pp,
     )
-    if "expert-tensor-parallel-size" in given and ep > 1:
+    if "expert-tensor-parallel-size" in given and (ep > 1 or tp > 1):
         pins = replace(pins, etp=count("expert-tensor-parallel-size"))
     pins = replace(pins, zero=_zero(given), microbatch=count("micro-batch-size"))
     if tp > 1 and "sequence-parallel" not in given:
         pins = replace(pins, sequence_parallel=False)
     notes: list[str] = []
+    if cp > 1 and given.get("cp-comm-type") == "all_gather":
+        notes.append("cp-comm-type all_gather: keys and values are priced as passing round a ring")
     if pp > 1:
         stages = _interleave(given, pp, name)
         schedule = "interleaved-1f1b" if stages > 1 else "1f1b"
@@ -147,6 +150,29 @@ def _check_known(argument: str, name: str) -> None:
             f"{name}: --{argument} is no argument of Megatron-LM that autopar knows (commit "
             f"d98e8a64dd). {meant}Leave it out to read the rest"
         )
+
+
+def _heads(given: dict[str, str], cp: int, name: str) -> int:
+    """Ranks of a sequence that trade rows for heads: of ``a2a+p2p`` the first of the sizes."""
+    kind = given.get("cp-comm-type", "p2p")
+    match kind:
+        case "p2p" | "all_gather":
+            return 1
+        case "a2a":
+            return cp
+        case "a2a+p2p":
+            sizes = "hierarchical-context-parallel-sizes"
+            heads = whole(f"{name}: --{sizes}", given.get(sizes, ""))
+            if cp % heads:
+                raise NotImported(
+                    f"{name}: --{sizes} {heads} does not divide --context-parallel-size {cp}; it "
+                    "is the ranks that trade rows for heads, then those of the ring"
+                )
+            return heads
+    raise NotImported(
+        f"{name}: --cp-comm-type {kind}: there are p2p, all_gather, a2a and a2a+p2p; of a list by "
+        "layer write the one of most layers"
+    )
 
 
 def _recompute(granularity: str, name: str) -> Recompute:

@@ -99,8 +99,9 @@ def _of_sections(settings: dict[str, dict[str, Any]], name: str) -> Settings:
         cp=cp,
         ep=degree("expert_parallel_degree"),
         pp=pp,
-        etp=degree("expert_tensor_parallel_degree"),
     )
+    if pins.ep is not None:
+        pins = replace(pins, etp=degree("expert_tensor_parallel_degree"))
     if shard != -1:
         count = whole(f"{name}: parallelism.data_parallel_shard_degree", shard)
         pins = replace(pins, dp_shard=count)

@@ -32,6 +32,7 @@ from autopar.nouns.layout import (
     Grammar,
     LayoutError,
     Pins,
+    along_sequences,
     alternatives,
     divisors,
     pairs_text,
@@ -103,7 +104,7 @@ def read_pins(pairs: Mapping[str, str], devices: int) -> tuple[Pins, Lists | Non
         if pins.texts().get(name, "1") != "1":
             raise LayoutError(f"--fix {name}={pairs[name]}: programs decide it op by op")
     pins, actions = _scheduled(pins, pins.schedule or ORDERS[0])
-    pins = _along_sequences(pins)
+    pins = along_sequences(pins)
     pp, cp, tp2 = pins.pp or 1, pins.cp or 1, pins.tp2 or 1
     if devices % pp:
         raise LayoutError(
@@ -155,26 +156,6 @@ def _of_matrices(pins: Pins, devices: int) -> Pins:
             {EXPERT_TENSOR: "1"},
         )
     return replace(pins, tp=etp)
-
-
-def _along_sequences(pins: Pins) -> Pins:
-    """With ``cp`` said, where it follows from ``cp_ring`` and ``cp_head``."""
-    ring, head = pins.cp_ring or 1, pins.cp_head or 1
-    if pins.cp is None:
-        return replace(pins, cp=ring * head) if ring * head > 1 else pins
-    both = pins.cp_ring is not None and pins.cp_head is not None
-    if pins.cp % (ring * head) or (both and pins.cp != ring * head):
-        product = " x ".join(
-            f"{name}={value}"
-            for name, value in ((RING_RANKS, pins.cp_ring), (HEADS, pins.cp_head))
-            if value is not None
-        )
-        raise LayoutError(
-            f"--fix cp={pins.cp} is cp_ring x cp_head, and {product} "
-            f"{'makes ' + str(ring * head) if both else 'does not divide it'}; leave cp out, or "
-            f"take {'cp=' + str(ring * head) if both else 'a divisor of ' + str(pins.cp)}"
-        )
-    return pins
 
 
 def _scheduled(pins: Pins, schedule: str) -> tuple[Pins, Lists | None]:

@@ -58,6 +58,7 @@ def illegal(arch: Arch, layout: Layout, device_count: int) -> list[str]:
             kind_of(x.schedule, x.pp, x.microbatches, x.interleave)
         except ScheduleError as error:
             broken.append(str(error))
+    broken += _heads(arch, x)
     if x.cp > 1 and arch.seq % (2 * x.cp):
         broken.append(f"2 x cp {x.cp} chunks do not divide the sequence {arch.seq}")
     if x.tp > 1 and x.sequence_parallel and (arch.seq // x.cp) % x.tp:
@@ -74,6 +75,27 @@ def _stages(x: Layout) -> str:
     return f"pp {x.pp} x interleave {x.interleave}" + (f" x {waves}" if waves > 1 else "")
 
 
+def _heads(arch: Arch, x: Layout) -> list[str]:
+    """Of what ranks of a sequence trade rows for."""
+    if x.cp_head == 1:
+        return []
+    if x.cp_ring > 1:
+        return [
+            f"cp_ring {x.cp_ring} x cp_head {x.cp_head}: layouts of architecture figures split "
+            f"rows of attention or heads, not both so far; take cp_head={x.cp} or cp_ring={x.cp}, "
+            "or give `autopar plan` a model"
+        ]
+    broken, ranks = [], x.tp * x.cp_head
+    if arch.heads % ranks:
+        broken.append(f"tp {x.tp} x cp_head {x.cp_head} does not divide heads {arch.heads}")
+    if arch.latent is None and arch.kv_heads % ranks and ranks % arch.kv_heads:
+        broken.append(
+            f"tp {x.tp} x cp_head {x.cp_head} and kv_heads {arch.kv_heads}: neither divides the "
+            "other"
+        )
+    return broken
+
+
 def _experts(arch: Arch, x: Layout) -> list[str]:
     """Of what splits experts."""
     broken = []
@@ -87,9 +109,9 @@ def _experts(arch: Arch, x: Layout) -> list[str]:
                 f"ep {x.ep} does not divide tp {x.tp} x cp {x.cp} x dp {x.dp} = "
                 f"{x.tp * x.cp * x.dp}"
             )
-    if x.etp and not arch.is_moe:
+    if x.etp > 1 and not arch.is_moe:
         broken.append(f"etp {x.etp} for a model without experts")
-    elif x.etp:
+    elif x.etp and arch.is_moe:
         if x.tp % x.etp:
             broken.append(f"etp {x.etp} does not divide tp {x.tp}, whose ranks it takes")
         if arch.ffn % x.etp:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from autopar.nouns.axes import CONTEXT, HEADS, PIPELINE, REPLICATE, SECOND_TENSOR, SHARD, TENSOR
+from autopar.nouns.axes import CONTEXT, PIPELINE, REPLICATE, SECOND_TENSOR, SHARD, TENSOR
 from autopar.nouns.layout import (
     DEGREES,
     RING_RANKS,
@@ -15,6 +15,7 @@ from autopar.nouns.layout import (
     Layout,
     LayoutError,
     Pins,
+    along_sequences,
     pairs_of,
 )
 from autopar.nouns.offload import OFFLOAD
@@ -44,13 +45,12 @@ def read_pins(pairs: Mapping[str, str]) -> Pins:
             "state on devices so far; `autopar plan` prices it in host memory, of a model and "
             "without sequence_parallel"
         )
-    if {pins.cp_head, pins.tp2} - {None, 1} or pins.cp_ring not in (None, pins.cp):
+    if pins.tp2 not in (None, 1):
         raise LayoutError(
-            f"--fix {Pins(tp2=pins.tp2, cp_ring=pins.cp_ring, cp_head=pins.cp_head)}: layouts of "
-            "architecture figures split rows of attention over cp and tensors over tp, and nothing "
-            "else so far; say cp and tp alone, or give `autopar plan` a model"
+            f"--fix tp2={pins.tp2}: layouts of architecture figures split tensors over tp alone so "
+            "far; say tp alone, or give `autopar plan` a model"
         )
-    return pins.without("offload", RING_RANKS, HEADS, SECOND_TENSOR)
+    return along_sequences(pins).without("offload", RING_RANKS, SECOND_TENSOR)
 
 
 def completed(pins: Pins, devices: int, global_batch: int | None = None) -> Layout:
@@ -85,6 +85,7 @@ def completed(pins: Pins, devices: int, global_batch: int | None = None) -> Layo
         schedule=pins.schedule or ("interleaved-1f1b" if interleave > 1 else "1f1b"),
         recompute=pins.recompute or KEEP_ALL,
         sequence_parallel=pins.sequence_parallel is not False,
+        cp_head=pins.cp_head or 1,
         etp=pins.etp or 0,
         uneven=pins.uneven is True,
         **degrees,

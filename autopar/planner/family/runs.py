@@ -79,11 +79,18 @@ class TrainingRun:
     precision: str
 
     @property
+    def _context(self) -> Context:
+        """What ranks of a sequence do; a layout that trades rows for heads says it itself."""
+        if self.layout.cp_head > 1:
+            return "heads"
+        return self.software.context if self.layout.cp > 1 else "ring"
+
+    @property
     def way(self) -> Way:
         return Way(
             tp=self.layout.tp,
             cp=self.layout.cp,
-            context=self.software.context if self.layout.cp > 1 else "ring",
+            context=self._context,
             sequence_parallel=self.layout.sequence_parallel,
             style=self.software.style,
             drops=self.software.dropout,

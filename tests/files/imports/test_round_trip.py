@@ -44,6 +44,7 @@ def layouts(draw: st.DrawFn, target: str) -> Layout:
     ep = 1 if target == "accelerate" else draw(POWERS)
     tp = draw(POWERS)
     cp = 1 if target == "deepspeed" and tp > 1 else draw(st.sampled_from([1, 2]))
+    heads = {"deepspeed": [cp], "megatron": [1, cp]}.get(target, [1])
     layout = Layout(
         global_batch=shard * replicate * microbatch * microbatches,
         microbatch=microbatch,
@@ -51,6 +52,7 @@ def layouts(draw: st.DrawFn, target: str) -> Layout:
         dp_shard=shard,
         tp=tp,
         cp=cp,
+        cp_head=draw(st.sampled_from(heads)),
         ep=ep,
         pp=pp,
         zero=zero,
@@ -69,16 +71,13 @@ def carried(layout: Layout, target: str) -> Layout:
     changes: dict[str, Any] = {}
     if target in ("torchtitan", "accelerate") and layout.zero == 1:
         changes["zero"] = 2
-    if target == "torchtitan":
-        changes["etp"] = 0
-        if layout.zero == 0 and layout.cp > 1:
-            changes["zero"] = 2
-    if target == "megatron" and layout.ep > 1 and layout.tp > 1:
+    if target == "torchtitan" and layout.zero == 0 and layout.cp > 1:
+        changes["zero"] = 2
+    if target == "megatron" and layout.ep > 1 and layout.tp > 1:  # asserted there
         changes["sequence_parallel"] = True
     if target == "deepspeed":
         changes["recompute"] = KEEP_ALL
         changes["sequence_parallel"] = layout.tp == 1
-        changes["etp"] = 0
     if target == "accelerate":
         changes["sequence_parallel"] = True
         shards = layout.zero > 0
