@@ -24,7 +24,8 @@ from autopar.rules.implementations.table import (
     ZIGZAG_RING,
     ZIGZAG_ROWS,
 )
-from autopar.rules.notation import Implemented, Internal, Kept, Rule, RuleError, RuleMaker
+from autopar.rules.kept import Kept
+from autopar.rules.notation import Implemented, Internal, Rule, RuleError, RuleMaker
 from autopar.rules.resharding import SHIFT
 from autopar.rules.terms import text
 

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 from autopar.nouns.graph import Op, Tensor
 from autopar.rules.implementations.table import LOCAL_GROUPS
-from autopar.rules.notation import Implemented, Kept, Rule, RuleMaker
+from autopar.rules.kept import Kept
+from autopar.rules.notation import Implemented, Rule, RuleMaker
 from autopar.rules.terms import letters, text
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from autopar.nouns.graph import DTYPE_BYTES, Op, Tensor
-from autopar.rules.notation import Kept, Rule, RuleMaker
+from autopar.rules.kept import Kept
+from autopar.rules.notation import Rule, RuleMaker
 from autopar.rules.terms import accumulated
 
 STATES = 2

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from autopar.nouns.graph import DTYPE_BYTES, Op, Tensor
-from autopar.rules.notation import Kept, Rule, RuleMaker
+from autopar.rules.kept import Kept
+from autopar.rules.notation import Rule, RuleMaker
 from autopar.rules.terms import letters, others_need, text
 
 # Operations per element of functions that expand to a polynomial or an exponential. Nominal: such

@@ -18,7 +18,8 @@ from typing import Literal
 from autopar.nouns.graph import DTYPE_BYTES, Op, Tensor
 from autopar.rules.elementwise import ELEMENTWISE
 from autopar.rules.implementations.table import DISPATCH, HELD_EXPERTS, TRADED_HALVES
-from autopar.rules.notation import Implemented, Internal, Kept, Routed, Rule, RuleMaker
+from autopar.rules.kept import Kept, Routed
+from autopar.rules.notation import Implemented, Internal, Rule, RuleMaker
 from autopar.rules.terms import text
 
 INTEGER = 8

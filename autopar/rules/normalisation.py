@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 from autopar.nouns.graph import Op, Tensor
 from autopar.rules.implementations.table import LOCAL_GROUPS, SYNCHRONISED
-from autopar.rules.notation import Implemented, Internal, Kept, Rule, RuleMaker
+from autopar.rules.kept import Kept
+from autopar.rules.notation import Implemented, Internal, Rule, RuleMaker
 from autopar.rules.terms import accumulated, letters, positive, text
 
 # Nominal operations per element: statistics, normalising, scale and shift.

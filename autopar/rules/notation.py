@@ -34,11 +34,12 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal
 
 from autopar.nouns.errors import UserError
 from autopar.nouns.graph import Op, Tensor
 from autopar.rules.implementations.table import TABLE, Implementation
+from autopar.rules.kept import Kept, Routed, TupleRecord
 
 FactorKind = Literal["parallel", "summed", "whole"]
 Cost = Literal["matmul", "attention", "conv", "elementwise", "reduction", "gather"]
@@ -56,25 +57,8 @@ class Factor:
     uneven: bool = False
 
 
-def _as_tuple(value: Any) -> Any:
-    """Lists, sets and ranges as tuples, also inside of one another; anything else as it is."""
-    if isinstance(value, list | tuple | set | frozenset | range):
-        return tuple(map(_as_tuple, value))
-    return value
-
-
-class _Hashable:
-    """A frozen record that holds tuples where its maker gave lists: records are looked up."""
-
-    __slots__: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        for name in self.__slots__:
-            object.__setattr__(self, name, _as_tuple(getattr(self, name)))
-
-
 @dataclass(frozen=True, slots=True)
-class Internal(_Hashable):
+class Internal(TupleRecord):
     """A collective inside an implementation of an op.
 
     The tensor it moves has the extents of ``dims`` (local, after the other axes' splits) times
@@ -94,7 +78,7 @@ class Internal(_Hashable):
 
 
 @dataclass(frozen=True, slots=True)
-class Implemented(_Hashable):
+class Implemented(TupleRecord):
     """How an op runs where an axis splits ``factor``, which its plain call cannot be split by.
 
     name:  of a row of `autopar.rules.implementations.table`.
@@ -116,7 +100,7 @@ class Implemented(_Hashable):
     sums: bool = False
 
     def __post_init__(self) -> None:
-        _Hashable.__post_init__(self)
+        TupleRecord.__post_init__(self)
         if self.name not in TABLE:
             raise RuleError(
                 f"an axis that splits {self.factor} makes the op run by {self.name!r}, which is "
@@ -143,31 +127,7 @@ class Implemented(_Hashable):
 
 
 @dataclass(frozen=True, slots=True)
-class Kept(_Hashable):
-    """A tensor that the op makes for its own backward pass, neither operand nor result.
-
-    It has the extents of ``dims`` (factor names) and takes ``itemsize`` bytes an element: a dropout
-    mask, the log-sum-exp of an attention row, the mean and deviation of a normalised row.
-    ``home``: where an axis splits routed rows and what they go to, it lies where they come from.
-    """
-
-    dims: tuple[str, ...]
-    itemsize: int
-    home: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Routed(_Hashable):
-    """Rows that go to indices of ``factor`` unevenly, those of the busiest over the mean: in the
-    mean of steps, and in the worst one; see `autopar.nouns.imbalance`."""
-
-    factor: str
-    mean: float
-    worst: float
-
-
-@dataclass(frozen=True, slots=True)
-class Rule(_Hashable):
+class Rule(TupleRecord):
     """``text`` in the notation above, and what no index can say.
 
     linear:     the op is jointly linear in the operands ``partials`` (None: in all of them) for

@@ -11,8 +11,9 @@ from typing import Any
 
 from autopar.nouns.graph import Op, Tensor
 from autopar.rules.elementwise import TRANSCENDENTAL
+from autopar.rules.kept import Kept
 from autopar.rules.kept_whole import whole_rule
-from autopar.rules.notation import Kept, Rule, RuleMaker
+from autopar.rules.notation import Rule, RuleMaker
 from autopar.rules.terms import letters, positive, text
 
 POINTWISE = "pointwise"

@@ -14,7 +14,8 @@ from autopar.rules.implementations.table import (
     MASKED_LOOKUP,
     VOCABULARY_PARALLEL,
 )
-from autopar.rules.notation import Implemented, Internal, Kept, Rule, RuleMaker
+from autopar.rules.kept import Kept
+from autopar.rules.notation import Implemented, Internal, Rule, RuleMaker
 from autopar.rules.terms import accumulated, text
 
 LOSS_FLOPS = 8.0  # per logit: maximum, subtract, exponential, sum

@@ -12,7 +12,8 @@ from autopar.nouns.graph import Op, Source, Tensor
 from autopar.nouns.mesh import Mesh
 from autopar.rules.advice import no_rule, suggestion
 from autopar.rules.binding import bind_rule
-from autopar.rules.notation import Implemented, Internal, Kept, Rule, RuleError
+from autopar.rules.kept import Kept
+from autopar.rules.notation import Implemented, Internal, Rule, RuleError
 from autopar.rules.registry import UnruledOp, bind, registered_kinds, unregister
 from autopar.rules.strategies import Strategy, shardings, strategies
 

@@ -1,0 +1,47 @@
+"""What an op keeps for its backward pass, and rows that it routes: parts of a rule."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+def _as_tuple(value: Any) -> Any:
+    """Lists, sets and ranges as tuples, also inside of one another; anything else as it is."""
+    if isinstance(value, list | tuple | set | frozenset | range):
+        return tuple(map(_as_tuple, value))
+    return value
+
+
+class TupleRecord:
+    """A frozen record that holds tuples where its maker gave lists: records are looked up."""
+
+    __slots__: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            object.__setattr__(self, name, _as_tuple(getattr(self, name)))
+
+
+@dataclass(frozen=True, slots=True)
+class Kept(TupleRecord):
+    """A tensor that the op makes for its own backward pass, neither operand nor result.
+
+    It has the extents of ``dims`` (factor names) and takes ``itemsize`` bytes an element: a dropout
+    mask, the log-sum-exp of an attention row, the mean and deviation of a normalised row.
+    ``home``: where an axis splits routed rows and what they go to, it lies where they come from.
+    """
+
+    dims: tuple[str, ...]
+    itemsize: int
+    home: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Routed(TupleRecord):
+    """Rows that go to indices of ``factor`` unevenly, those of the busiest over the mean: in the
+    mean of steps, and in the worst one; see `autopar.nouns.imbalance`."""
+
+    factor: str
+    mean: float
+    worst: float
