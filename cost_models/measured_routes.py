@@ -37,5 +37,5 @@ def measured_routes(profile: str | Path, device: str, model: str) -> Imbalance |
     mean, worst = (known.get(f"{how} {model}") for how in _HOW)
     if mean is None or worst is None:
         return None
-    source = f"measured in {mean.repeats} steps on {mean.measured_at[:10]}, {profile}"
+    source = f"measured in {mean.repeats} steps on {mean.measured_at[:10]}, {Path(profile).name}"
     return Imbalance(mean.seconds, worst.seconds, source)
