@@ -27,6 +27,8 @@ class Rates:
     attention_flops_per_s: Number
     attention_seq: Number
     """Keys at which the attention kernel runs at half rate."""
+    attention_rows: Number
+    """Rows of all heads at which it does so: as many as its blocks take in one wave."""
     attention_backward: Number
     """Backward FLOPs of attention over its forward's."""
     memory_bytes_per_s: Number
@@ -112,7 +114,10 @@ def attention_share(
 
     kernel: as `Software.attention` names it.
     """
-    share = constants[family_constant(f"attention_{kernel}", device, constants)]
+    over = 1.0
+    if kernel == "flash_4":
+        kernel, over = "flash_new", constants["flash_4"]
+    share = over * constants[family_constant(f"attention_{kernel}", device, constants)]
     plain = HALF_HEAD.get(kernel, HALF_HEAD["flash"])
     half = HALF_HEAD.get(f"{kernel}_{device.family}", plain)
     if kernel == "unfused":  # batched products of heads that no tile divides
@@ -154,6 +159,9 @@ def rates_of(
         attention_seq={"unfused": 0.0, "flash_old": 0.2 * c["attention_seq"]}.get(
             software.attention, c[family_constant("attention_seq", device, c)]
         ),
+        attention_rows=0.0
+        if software.attention == "unfused"
+        else c[family_constant("attention_rows", device, c)],
         attention_backward=2.0 if software.attention == "unfused" else 2.5,
         memory_bytes_per_s=memory * device.memory_bandwidth_bytes_per_s,
         softmax_bytes_per_s=c["memory_softmax"] * device.memory_bandwidth_bytes_per_s,

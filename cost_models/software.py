@@ -12,7 +12,7 @@ from typing import Literal
 
 from autopar.nouns.style import Style
 
-AttentionKernel = Literal["flash", "flash_new", "flash_old", "unfused"]
+AttentionKernel = Literal["flash", "flash_4", "flash_new", "flash_old", "unfused"]
 MemoryDefinition = Literal["allocated", "reserved", "device"]
 Context = Literal["ring", "gather", "heads"]
 Routing = Literal["fused", "dispatched", "kernels", "eager"]
@@ -25,7 +25,7 @@ class Software:
 
     attention: AttentionKernel = "flash"
     """flash: FlashAttention-2 and kin; flash_new: a kernel made for the device (FlashAttention-3,
-    cuDNN); flash_old: FlashAttention-1 and its Triton port; unfused: scores go through memory."""
+    cuDNN); flash_4: FlashAttention-4 on Blackwell; flash_old: FlashAttention-1 and its Triton port; unfused: scores go through memory."""
     attention_narrow: bool = False
     """Attention's products run in the 8-bit format of the others where those do."""
     style: Style = "compiled"

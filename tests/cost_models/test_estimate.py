@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from autopar.cost_models.catalogue import find_device
 from autopar.cost_models.overlap import exposed_s
 from autopar.cost_models.rates import rates_of
-from autopar.cost_models.software import Software
+from autopar.cost_models.software import Routing, Software
 from autopar.files.cluster_file import load_cluster
 from autopar.frontends.family.arch import Arch
 from autopar.frontends.family.arch_file import ArchFileError, load_arch
@@ -239,6 +239,21 @@ def test_splitting_experts_costs_their_gathers_and_no_products() -> None:
         for trainer in trainers
     ]
     assert reduced[1] < reduced[0]
+
+
+def test_vectors_behind_experts_pass_over_their_rows_unless_products_add_them() -> None:
+    layout = Layout(256, tp=1, dp_shard=64, ep=8)
+    bytes_by_routing: dict[Routing, list[float]] = {}
+    for routing in ("fused", "kernels"):
+        software = Software(routing=routing)
+        trainer = trainer_of_run(MIXTRAL, H100_64, layout, software)
+        bytes_by_routing[routing] = [
+            routed_of(figures_of(arch, layout, software), trainer).route_bytes
+            for arch in (MIXTRAL, replace(MIXTRAL, biases=True))
+        ]
+    plain, biased = bytes_by_routing["kernels"]
+    assert biased == pytest.approx(2 * plain)
+    assert bytes_by_routing["fused"][0] == bytes_by_routing["fused"][1]
 
 
 @pytest.mark.parametrize(

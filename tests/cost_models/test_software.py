@@ -68,7 +68,7 @@ def test_a_layer_has_the_products_of_its_matrices(
     attention = 4 * tokens * seen * arch.heads * arch.dim / tp
     assert unit.attention is not None
     assert unit.attention.flops == pytest.approx(attention, rel=1e-3)
-    assert unit.attention.keys == arch.seq
+    assert (unit.attention.keys, unit.attention.rows) == (arch.seq, tokens * arch.heads / tp)
     assert unit.attention.scores == tokens * arch.seq * arch.heads / tp
     assert (unit.attention.hops, unit.attention.moved, unit.attention.moved_back) == (0, (), ())
     own = arch.moe_layer_parameters[0] if arch.is_moe else arch.dense_layer_parameters
@@ -150,6 +150,10 @@ def test_what_ranks_of_a_sequence_exchange_follows_from_how_they_attend(tp: int)
     # A ring's keys come piece by piece; n - 1 times both keys and values go on.
     assert (ring.keys, gather.keys, heads.keys) == (arch.seq / cp, arch.seq, arch.seq)
     assert (ring.hops, ring.hop_bytes) == (cp - 1, 2 * keys / cp)
+    # Its n blocks have a rank's rows each, and overlap; a rank with whole rows has fewer heads.
+    rows = tokens * arch.heads / tp
+    assert (ring.rows, gather.rows, heads.rows) == (rows, rows / cp, rows / cp)
+    assert ring.result_bytes == gather.result_bytes == queries / cp
     assert (ring.moved, ring.moved_back, gather.hops, heads.hops) == ((), (), 0, 0)
     assert gather.moved == (("all_gather", keys),) * 2
     assert gather.moved_back == (("reduce_scatter", keys),) * 2

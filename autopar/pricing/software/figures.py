@@ -67,7 +67,9 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """flops: forward. keys: that a kernel sees at once. scores: elements of them.
+    """flops: forward. keys, rows: that a kernel sees at once, rows those of all heads, and of all
+    blocks of a ring, whose kernels overlap at their ends (`cp_stream` of Transformer Engine).
+    scores: elements of them. result_bytes: of what is mixed.
 
     hops: how often keys and values of ``hop_bytes`` go on to the next of the ranks that share a
     sequence. moved, moved_back: what else these ranks exchange, forward and backward.
@@ -75,7 +77,9 @@ class Attention:
 
     flops: float
     keys: float
+    rows: float
     scores: float
+    result_bytes: float
     hops: int = 0
     hop_bytes: float = 0.0
     moved: tuple[Moved, ...] = ()
@@ -85,13 +89,15 @@ class Attention:
 @dataclass(frozen=True, slots=True)
 class Experts:
     """Of routed experts, all ranks together: how many there are, of how many each token takes its
-    own, sizes of the stream and of an expert, and whether its activation is gated."""
+    own, sizes of the stream and of an expert, whether its activation is gated, and whether vectors
+    are added to what its products give."""
 
     count: int
     top_k: int
     hidden: int
     width: int
     gated: bool
+    biased: bool
 
     @property
     def parameters(self) -> int:

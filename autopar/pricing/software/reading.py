@@ -124,11 +124,15 @@ def _attention(op: LoweredOp, body: Lowered, works: dict[str, Work]) -> Attentio
     query = math.prod(local[f] for dim in op.bound.operands[0] for f in dim)
     inside = [*internal_collectives(op, body.mesh)]
     shifts = [i for i in inside if i.collective.kind == SHIFT and i.direction == "forward"]
+    hops = sum(shift.times for shift in shifts)
+    made = body.tensors[op.op.outputs[0]]
     return Attention(
         flops=works[op.op.name].forward_flops,
         keys=min(local["t"], op.op.attrs.get("window") or local["t"]),
+        rows=query / local["d"] * (1 + hops),
         scores=query / local["d"] * op.bound.factors["t"].size,
-        hops=sum(shift.times for shift in shifts),
+        result_bytes=_size(made, body),
+        hops=hops,
         hop_bytes=max((float(shift.collective.size_bytes) for shift in shifts), default=0.0),
         moved=tuple(_passed(body, SEQUENCES, "forward")),
         moved_back=tuple(_passed(body, SEQUENCES, "backward")),
@@ -138,7 +142,9 @@ def _attention(op: LoweredOp, body: Lowered, works: dict[str, Work]) -> Attentio
 def _experts(op: LoweredOp, body: Lowered) -> Experts:
     index, first, second = (body.graph.tensors[op.op.inputs[i]].shape for i in (1, 3, 4))
     count, hidden, width = second
-    return Experts(count, index[-1], hidden, width, gated=first[1] > width)
+    # Vectors stand behind experts' products where they stand behind those of attention.
+    biased = any(other.op.name == "out/add" for other in body.ops)
+    return Experts(count, index[-1], hidden, width, gated=first[1] > width, biased=biased)
 
 
 def _product(op: LoweredOp, where: Lowered) -> Product:

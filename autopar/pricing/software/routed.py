@@ -25,6 +25,11 @@ from autopar.pricing.units.moves import move_time_s
 # scaling and sums of separate kernels; eager routing adds fp32 copies, masks and index arithmetic.
 ROUTE_PASSES = {"fused": 6, "dispatched": 8, "kernels": 14, "eager": 30}
 
+# Those of adding a vector to what experts give: times the routes' fp32 weights, to the rows of one
+# expert after the other, which are joined and rounded; 28 bytes of 2 a value (Megatron-Core's
+# `TEGroupedMLP._apply_bias`). Fused products add it themselves.
+BIAS_PASSES = {"fused": 0, "dispatched": 14, "kernels": 14, "eager": 14}
+
 # Backward traffic of an activation over forward's, as graphs of the family have it: it reads what
 # its two operands were, and fused, makes again what lies between them.
 ACTIVATION_BACKWARD = {"eager": 1.6, "compiled": 1.67}
@@ -74,12 +79,13 @@ def routed_of(unit: Figures, trainer: Trainer) -> Routed:
     activation = trainer.element_bytes * unit.tokens * experts.width * experts.top_k
     activation *= software.imbalance * passes / x.tp
     routed_bytes = tokens * experts.hidden * trainer.element_bytes
+    times = ROUTE_PASSES[software.routing] + experts.biased * BIAS_PASSES[software.routing]
     return Routed(
         products=tuple(Product("experts", rows, *size) for size in sizes),
         times=experts.count / x.ep,
         activation_bytes=activation,
         activation_back_bytes=ACTIVATION_BACKWARD[software.style] * activation,
-        route_bytes=ROUTE_PASSES[software.routing] * routed_bytes * software.imbalance,
+        route_bytes=times * routed_bytes * software.imbalance,
         moved_s=_exchanged_s(experts, trainer, routed_bytes, gathered),
         parameters=routed_elements(unit, trainer),
     )

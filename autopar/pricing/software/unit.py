@@ -45,6 +45,12 @@ LOSS_BYTES = {"eager": 16, "fused": 6, "chunked": 8}
 # of their gradients beside them (Liu et al. 2023, section 3).
 SHIFTS_BACK = 2
 
+# Passes through memory around each block of a ring in zigzag, (of rows, of keys and values), by
+# Transformer Engine's `AttnFuncWithCPAndKVP2P`: half of the blocks copy half of the rows, the others
+# half of the keys; what a block gives is read, the sum so far read and written. Backward copies
+# rows, results and their gradients, and joins and adds the gradients of keys and values.
+AROUND_BLOCKS = ((2.75, 0.5), (3.75, 4.25))
+
 # Passes of scores through memory that no kernel keeps on chip: product, mask and soft-max read and
 # write them, dropout does once more.
 SCORE_PASSES = {False: 4, True: 6}
@@ -178,7 +184,8 @@ def _context_s(
     sequence. ``compute_s``: of attention's forward.
 
     What goes round a ring of n ranks does so while n - 1 of its n blocks compute, as
-    `Prices.inside` has it; all else is waited for.
+    `Prices.inside` has it, and slows them little: sends between two ranks take few channels, which
+    run on as many of the device's processors. All else is waited for.
     """
     if attention is None or trainer.layout.cp == 1:
         return 0.0, 0.0
@@ -186,10 +193,16 @@ def _context_s(
     def moved_s(kind: Collective, size_bytes: float) -> float:
         return move_time_s(trainer.cluster, trainer.mesh, kind, CONTEXT, size_bytes)
 
+    r = trainer.rates
     ring_s = attention.hops * moved_s("p2p", attention.hop_bytes)
     hides_s = compute_s * attention.hops / (attention.hops + 1)
+    blocks_s_per_byte = attention.hops / r.memory_bytes_per_s
     ahead = np.maximum(ring_s - hides_s, 0.0)
-    behind = np.maximum(SHIFTS_BACK * ring_s - trainer.rates.attention_backward * hides_s, 0.0)
+    behind = np.maximum(SHIFTS_BACK * ring_s - r.attention_backward * hides_s, 0.0)
+    ahead, behind = (
+        bare + (rows * attention.result_bytes + pairs * attention.hop_bytes) * blocks_s_per_byte
+        for bare, (rows, pairs) in zip((ahead, behind), AROUND_BLOCKS, strict=True)
+    )
     return (
         ahead + sum(moved_s(*one) for one in attention.moved),
         behind + sum(moved_s(*one) for one in attention.moved_back),
@@ -222,7 +235,8 @@ def _attention(attention: Attention | None, trainer: Trainer) -> tuple[Number, N
     if attention is None:
         return 0.0, 0.0
     r, software = trainer.rates, trainer.software
-    seconds = attention.flops / r.attention_flops_per_s * (1 + r.attention_seq / attention.keys)
+    idle = r.attention_seq / attention.keys + r.attention_rows / attention.rows
+    seconds = attention.flops / r.attention_flops_per_s * (1 + idle)
     if software.attention != "unfused":
         return seconds, 0.0
     size = trainer.element_bytes * attention.scores * SCORE_PASSES[software.dropout]
