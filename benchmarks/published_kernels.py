@@ -47,6 +47,7 @@ class Kernel:
     moved_bytes: float
     thinness: float
     head_dim: int
+    rows: int
     measured_s: float
 
 
@@ -66,7 +67,8 @@ def _kernel(row: Mapping[str, str]) -> Iterator[Kernel]:
         flops = 2.0 * batch * m * n * k
         moved = 2.0 * batch * (m * n + n * k + m * k)
         yield Kernel(
-            row["device"], "matmul", "forward", flops, moved, thinness((m, n, k)), 0, flops / rate
+            *(row["device"], "matmul", "forward", flops, moved, thinness((m, n, k)), 0, 0),
+            measured_s=flops / rate,
         )
     if row["kind"].startswith("attention") and size.get("seq_len"):
         tokens = size["batch"] * size["seq_len"]
@@ -83,6 +85,7 @@ def _kernel(row: Mapping[str, str]) -> Iterator[Kernel]:
             moved,
             thinness((size["seq_len"],)),
             wide,
+            tokens * heads,
             whole / rate,
         )
 
@@ -90,7 +93,9 @@ def _kernel(row: Mapping[str, str]) -> Iterator[Kernel]:
 def predicted_s(kernel: Kernel) -> float:
     device = find_device(DEVICES[kernel.device])
     rate = op_rate(device, "bf16", kernel.op_class, head_dim=kernel.head_dim)
-    return rate.time_s(kernel.flops, kernel.moved_bytes, thinness=kernel.thinness)
+    return rate.time_s(
+        kernel.flops, kernel.moved_bytes, thinness=kernel.thinness, rows=kernel.rows
+    )
 
 
 def summary(kernels: Iterable[Kernel]) -> list[dict[str, object]]:

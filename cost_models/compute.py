@@ -10,7 +10,8 @@ Odd shapes reach less:
 
     e_c = e / (1 + half_size * thinness)
 
-with the thinness 1/m + 1/n + 1/k of a product of m x k and k x n, and 1/t of attention over t keys.
+with the thinness 1/m + 1/n + 1/k of a product of m x k and k x n, and 1/t of attention over t keys,
+which loses as much again by `half_rows` / rows: its blocks of rows come in waves.
 """
 
 from __future__ import annotations
@@ -66,6 +67,8 @@ class Efficiency:
     basis: str
     half_size: float = 0.0
     """An op of thinness 1 / `half_size` reaches half of `compute`."""
+    half_rows: float = 0.0
+    """As an attention of so many rows does."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,8 @@ class OpRate:
     """What a byte past `far_after_bytes` costs more: it misses the caches."""
     half_size: float = 0.0
     """Thinness at which an op runs at half rate, inverted."""
+    half_rows: float = 0.0
+    """Rows at which an attention does."""
 
     def times(self, factor: float) -> OpRate:
         """The rate of ops that take `factor` times as long."""
@@ -98,15 +103,22 @@ class OpRate:
         )
 
     def time_s(
-        self, flops: float, moved_bytes: float, launches: bool = True, thinness: float = 0.0
+        self,
+        flops: float,
+        moved_bytes: float,
+        launches: bool = True,
+        thinness: float = 0.0,
+        rows: float = 0.0,
     ) -> float:
         """Seconds of one op; an op that does nothing takes no time.
 
-        ``launches``: it is not part of a kernel whose launch another op pays.
+        ``launches``: it is not part of a kernel whose launch another op pays. ``rows``: of an
+        attention.
         """
         if flops <= 0 and moved_bytes <= 0:
             return 0.0
-        full_s = flops * self.s_per_flop * (1.0 + self.half_size * thinness)
+        idle = self.half_size * thinness + (self.half_rows / rows if rows else 0.0)
+        full_s = flops * self.s_per_flop * (1.0 + idle)
         compute_s = full_s + self.half_s if flops > 0 else 0.0
         memory_s = moved_bytes * self.s_per_byte
         if moved_bytes > self.far_after_bytes:
@@ -162,6 +174,7 @@ def op_rate(
             half_s=reached.half_s,
             how=reached.how,
             half_size=reached.half_size,
+            half_rows=reached.half_rows,
         ).times(slower)
     if op_class in PRODUCTS:  # whatever runs said: no device is above its own peak
         return replace(rate, s_per_flop=max(rate.s_per_flop, 1 / device.peak(dtype)))
@@ -260,14 +273,16 @@ def _fitted(general: Efficiency, device: Device, op_class: OpClass, head_dim: in
         return replace(general, memory=origin.value, how=origin.how, basis=origin.basis)
     if op_class == "matmul":
         share = product_share(device, constants)
-        size = constants[family_constant("thin_size", device, constants)]
+        size, rows = constants[family_constant("thin_size", device, constants)], 0.0
         name = family_constant("matmul", device, constants)
     else:
         share = attention_share(device, KERNEL, head_dim or USUAL_HEAD_DIM, constants)
         size = constants[family_constant("attention_seq", device, constants)]
+        rows = constants[family_constant("attention_rows", device, constants)]
         name = family_constant(f"attention_{KERNEL}", device, constants)
     origin = fitted_table()[name]
-    return replace(general, compute=share, how=origin.how, basis=origin.basis, half_size=size)
+    reached = replace(general, compute=share, how=origin.how, basis=origin.basis)
+    return replace(reached, half_size=size, half_rows=rows)
 
 
 @lru_cache(maxsize=1)

@@ -138,7 +138,7 @@ class Prices:
         if not flops and not moved:
             return 0
         launches = work.launches[0 if forward else 1]
-        shape = (work.thinness, work.head_dim)
+        shape = (work.thinness, work.head_dim, work.rows)
         place = (work.dtype, work.kind, forward, flops, moved, launches, shape, work.forward_flops)
         price = self._ops.get(place)
         if price is None:
@@ -148,7 +148,7 @@ class Prices:
             )
             beside_s = beside_product_s(self.cluster.device) if work.cost == "matmul" else 0.0
             launches = launches and not beside_s
-            seconds = rate.time_s(flops, moved, launches, work.thinness)
+            seconds = rate.time_s(flops, moved, launches, work.thinness, work.rows)
             if beside_s and work.forward_flops:
                 seconds += round(flops / work.forward_flops) * beside_s
             price = self._ops[place] = round(seconds * PICOSECONDS)

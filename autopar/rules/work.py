@@ -60,7 +60,7 @@ class Work:
 
     ``kind`` is the op's, or ``bias``: the addition of a vector that is a parameter, which the
     product before it makes in the same call. ``launches``: see `Moves`. ``thinness`` and
-    ``head_dim``: see `shape`.
+    ``head_dim``: see `shape`. ``rows``: see `rows_at_once`.
     """
 
     forward_flops: float
@@ -73,6 +73,7 @@ class Work:
     launches: tuple[bool, bool] = (True, True)
     thinness: float = 0.0
     head_dim: int = 0
+    rows: int = 0
 
 
 def op_work(
@@ -85,7 +86,8 @@ def op_work(
 ) -> Work:
     """The work of ``op`` on one rank of ``mesh`` under ``strategy``; ``fused``: in a kernel."""
     forward, backward = flops(bound, op, tensors, strategy, mesh)
-    thinness, head_dim = shape(bound, extents(bound, strategy, mesh))
+    local = extents(bound, strategy, mesh)
+    thinness, head_dim = shape(bound, local)
     read, read_back = bytes_moved(bound, op, tensors, strategy, mesh, fused)
     return Work(
         forward,
@@ -98,7 +100,18 @@ def op_work(
         (True, True) if fused is None else fused.launches,
         thinness,
         head_dim,
+        rows_at_once(bound, local),
     )
+
+
+def rows_at_once(bound: BoundRule, local: Mapping[str, int]) -> int:
+    """Rows of all heads of an attention's queries, which its kernel divides between the device's
+    processors; 0 of all else. ``local`` as `shape` has it."""
+    if bound.rule.cost != "attention":
+        return 0
+    query, key = (_factors(term) for term in bound.operands[:2])
+    (result, *_) = (_factors(term) for term in bound.results)
+    return math.prod(local[f] for f in query - ((query & key) - result))
 
 
 def shape(bound: BoundRule, local: Mapping[str, int]) -> tuple[float, int]:

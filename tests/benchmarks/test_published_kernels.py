@@ -27,6 +27,7 @@ def test_rows_are_read_with_their_sizes(tmp_path: Path) -> None:
     assert two.flops == 2 * 2.0 * 4096 * 4096 * 1536
     whole = 2.5 * 2 * 4096**2 * 8 * (64 + 32)
     assert (attention.flops, attention.head_dim) == (whole / 2, 64)
+    assert (one.rows, attention.rows) == (0, 4096 * 8)
     assert attention.measured_s == pytest.approx(whole / 900e12)
     rows = {(row["device"], row["kernel"]): row for row in summary([one, two, attention])}
     assert set(rows) == {("H100", "matmul"), ("B200", "matmul"), ("B200", "attention")}

@@ -47,6 +47,19 @@ def test_thin_products_and_few_keys_reach_less() -> None:
         assert half_s == pytest.approx(2 * full_s)
 
 
+def test_an_attention_of_one_wave_of_rows_reaches_half() -> None:
+    """More rows take that long again only once: the time of an idle wave."""
+    rate, wave = op_rate(H100, "bf16", "attention"), fitted()["attention_rows_hopper"]
+    full_s, one_s, eight_s = (
+        rate.time_s(flops, 0.0, launches=False, rows=rows) - rate.half_s
+        for flops, rows in ((1e13, 0.0), (1e13, wave), (8e13, 8 * wave))
+    )
+    assert one_s == pytest.approx(2 * full_s)
+    assert eight_s == pytest.approx(9 * full_s)
+    assert op_rate(H100, "bf16", "matmul").half_rows == 0
+    assert op_rate(find_device("cpu-core"), "fp32", "attention").half_rows == 0
+
+
 def test_small_heads_reach_less() -> None:
     rates = [op_rate(H100, "bf16", "attention", head_dim=d).s_per_flop for d in (32, 64, 128, 256)]
     assert rates == sorted(rates, reverse=True)

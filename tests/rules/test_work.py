@@ -14,7 +14,15 @@ from autopar.nouns.mesh import Mesh
 from autopar.rules.notation import Rule
 from autopar.rules.registry import bind, register, unregister
 from autopar.rules.strategies import Strategy
-from autopar.rules.work import bytes_moved, extents, flops, kept_bytes, op_work, shape
+from autopar.rules.work import (
+    bytes_moved,
+    extents,
+    flops,
+    kept_bytes,
+    op_work,
+    rows_at_once,
+    shape,
+)
 from tests.rules.drawing import Case, case
 
 TP2 = Mesh(("tp",), (2,))
@@ -155,3 +163,5 @@ def test_the_shape_of_products_and_attention() -> None:
     mixing = case("attention", [_real(2, 4, n, 8) for n in (96, 128, 128)], attrs)
     bound = bind(mixing.op, mixing.nouns)
     assert shape(bound, extents(bound, Strategy(), TP2)) == (1 / 128, 8)
+    assert rows_at_once(bound, extents(bound, Strategy(), TP2)) == 2 * 4 * 96
+    assert rows_at_once(bound, extents(bound, Strategy.parse("tp:g"), TP2)) == 2 * 2 * 96
