@@ -93,9 +93,7 @@ def _kernel(row: Mapping[str, str]) -> Iterator[Kernel]:
 def predicted_s(kernel: Kernel) -> float:
     device = find_device(DEVICES[kernel.device])
     rate = op_rate(device, "bf16", kernel.op_class, head_dim=kernel.head_dim)
-    return rate.time_s(
-        kernel.flops, kernel.moved_bytes, thinness=kernel.thinness, rows=kernel.rows
-    )
+    return rate.time_s(kernel.flops, kernel.moved_bytes, thinness=kernel.thinness, rows=kernel.rows)
 
 
 def summary(kernels: Iterable[Kernel]) -> list[dict[str, object]]:

@@ -25,7 +25,8 @@ class Software:
 
     attention: AttentionKernel = "flash"
     """flash: FlashAttention-2 and kin; flash_new: a kernel made for the device (FlashAttention-3,
-    cuDNN); flash_4: FlashAttention-4 on Blackwell; flash_old: FlashAttention-1 and its Triton port; unfused: scores go through memory."""
+    cuDNN); flash_4: FlashAttention-4 on Blackwell, and what has its ways; flash_old:
+    FlashAttention-1 and its Triton port; unfused: scores go through memory."""
     attention_narrow: bool = False
     """Attention's products run in the 8-bit format of the others where those do."""
     style: Style = "compiled"

@@ -15,6 +15,7 @@ from autopar.frontends.family.model import NoGraph
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.layout import Layout
 from autopar.planner.family.runs import TrainingRun, peak_bytes, price, step_s
+from tests.cost_models.trained import figures_of
 
 LLAMA = Arch("l", 4, 4096, 32, 8, 14336, vocab=32000, seq=32768)
 NODE = load_cluster("examples/clusters/h100_8.yaml")
@@ -46,6 +47,17 @@ def test_a_ring_hides_behind_its_blocks_and_all_else_is_waited_for() -> None:
     shown = context_s(slow, ring) - around
     assert shown > 0
     assert context_s(slowed(NODE, 2000), ring) - around > 2.01 * shown
+
+
+def test_blocks_of_a_ring_have_a_rank_s_rows_each_and_overlap() -> None:
+    """A rank that has whole rows has fewer heads."""
+    rows = [
+        unit.attention.rows
+        for context in ("ring", "gather", "heads")
+        if (unit := figures_of(LLAMA, RINGED, Software(context=context))).attention
+    ]
+    every = RINGED.microbatch * LLAMA.seq * LLAMA.heads
+    assert rows == [every, every / 8, every / 8]
 
 
 @pytest.mark.parametrize("context", ["ring", "gather", "heads"])

@@ -45,10 +45,10 @@ LOSS_BYTES = {"eager": 16, "fused": 6, "chunked": 8}
 # of their gradients beside them (Liu et al. 2023, section 3).
 SHIFTS_BACK = 2
 
-# Passes through memory around each block of a ring in zigzag, (of rows, of keys and values), by
-# Transformer Engine's `AttnFuncWithCPAndKVP2P`: half of the blocks copy half of the rows, the others
-# half of the keys; what a block gives is read, the sum so far read and written. Backward copies
-# rows, results and their gradients, and joins and adds the gradients of keys and values.
+# Passes through memory around each block of a ring in zigzag, (of rows, of keys and values), ahead
+# and back, by Transformer Engine's `AttnFuncWithCPAndKVP2P`: half of the blocks copy half of the
+# rows, the others half of the keys; what a block gives is read, the sum so far read and written.
+# Backward copies rows, results and their gradients, and joins and adds those of keys and values.
 AROUND_BLOCKS = ((2.75, 0.5), (3.75, 4.25))
 
 # Passes of scores through memory that no kernel keeps on chip: product, mask and soft-max read and
