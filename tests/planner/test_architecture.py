@@ -14,7 +14,7 @@ from autopar.frontends.family.read import Derived, NotOfFamily, arch_of
 from autopar.frontends.loading import load_workload
 from autopar.nouns.graph import Graph, Op, Tensor
 from benchmarks.own_models import MODELS
-from benchmarks.zoo_models import ZOO, _library
+from benchmarks.zoo_models import FAMILIES, _library
 from benchmarks.zoo_models import _ids as ids
 from tests.planner.graphs import gpt
 
@@ -24,7 +24,7 @@ GPT2 = replace(LLAMA, kv_heads=4, ffn=128, gated=False, tied=True, positions=Tru
 
 
 def derived(family: str) -> Derived:
-    captured = capture(ZOO[family]())
+    captured = capture(FAMILIES[family]())
     return arch_of(captured.graph, captured.samples, "m")
 
 
@@ -67,10 +67,16 @@ def test_an_encoder_has_no_causal_mask() -> None:
     )
 
 
-def test_a_mask_that_some_layers_have_is_noted() -> None:
+def test_a_window_that_some_layers_have() -> None:
     figures = derived("gemma3")
     assert (figures.arch.layers, figures.arch.causal) == (4, True)
-    assert figures.notes == ("3 of 4 layers have a mask of their own, priced as only causal",)
+    assert (figures.arch.window, figures.arch.windowed_layers) == (8, 3)
+    assert figures.notes == ()
+
+
+def test_a_mask_of_documents_is_noted() -> None:
+    figures = derived("llama_packed")
+    assert figures.notes == ("3 of 3 layers have a mask of their own, priced as only causal",)
 
 
 def test_both_frontends_give_the_same_figures() -> None:

@@ -85,12 +85,9 @@ def arch_of(graph: Graph, samples: int, name: str) -> Derived:
             f"batch has {samples} samples"
         )
     table, head = _vocabulary(top, attention.hidden)
-    masks = [
-        (bool(op.attrs.get("causal")), len(op.inputs) > 3)
-        for scope, calls in scopes
-        for op in scope.attentions
-        for _ in range(calls)
-    ]
+    every = [op for scope, calls in scopes for op in scope.attentions for _ in range(calls)]
+    masks = [(bool(op.attrs.get("causal")), _is_masked(op)) for op in every]
+    window, windowed = _windows(every)
     others = {table.name, *(p.weight for p in top.all.values())}
     others |= {name for op in top.experts for name in op.inputs}
     positions = _positions(top, attention, others)
@@ -105,6 +102,8 @@ def arch_of(graph: Graph, samples: int, name: str) -> Derived:
         head_dim=attention.dim if attention.dim * attention.heads != attention.hidden else 0,
         tied=head.weight == table.name,
         causal=_causal(masks),
+        window=window,
+        windowed_layers=windowed,
         positions=bool(positions),
         **_feed_forward(scopes, attention.hidden, layers, {head.weight}),
     )
@@ -127,6 +126,19 @@ def _attention(scopes: Iterable[tuple[Products, int]]) -> tuple[_Attention, int]
         kinds = "; ".join(f"{count} x {one}" for one, count in counts.items())
         raise NotOfFamily(f"its attentions differ: {kinds}")
     return next(iter(counts.items()))
+
+
+def _is_masked(op: Op) -> bool:
+    """Beside what is causal or a window; sinks hide nothing."""
+    return len(op.inputs) > 3 + bool(op.attrs.get("sinks"))
+
+
+def _windows(attentions: list[Op]) -> tuple[int, int]:
+    """The one window of some layers, and of how many; 0 and 0 where none has one."""
+    windows = Counter(op.attrs["window"] for op in attentions if "window" in op.attrs)
+    if len(windows) > 1:
+        raise NotOfFamily(f"its layers see windows of {', '.join(map(str, sorted(windows)))}")
+    return next(iter(windows.items()), (0, 0))
 
 
 def _causal(masks: list[tuple[bool, bool]]) -> bool:
