@@ -67,6 +67,14 @@ def _longcat(zero: int) -> nn.Module:
     return made
 
 
+def _jetmoe() -> nn.Module:
+    config = library("jetmoe.configuration_jetmoe").JetMoeConfig(
+        hidden_size=WIDTH, intermediate_size=INNER, num_local_experts=EXPERTS
+    )
+    made: nn.Module = library("jetmoe.modeling_jetmoe").JetMoeMoE(config)
+    return made
+
+
 def _switch() -> nn.Module:
     config = library("switch_transformers.configuration_switch_transformers")
     own = config.SwitchTransformersConfig(
@@ -114,6 +122,7 @@ def _mask() -> list[Tensor]:
 
 CLASSES: Mapping[str, tuple[Callable[[], nn.Module], Callable[[], list[Tensor]]]] = {
     "dbrx": (_dbrx, partial(_routed, EXPERTS, 2)),
+    "jetmoe": (_jetmoe, lambda: [_draw()[1].view(2, -1, WIDTH)]),
     "llama4": (partial(_llama4, 1), lambda: [_draw()[1].view(2, -1, WIDTH)]),
     "llama4, two a token": (partial(_llama4, 2), lambda: [_draw()[1].view(2, -1, WIDTH)]),
     "longcat": (partial(_longcat, 3), partial(_routed, EXPERTS + 3)),
@@ -257,6 +266,7 @@ def _nllb_model() -> Workload:
 
 MODELS: Mapping[str, Callable[[], Workload]] = {
     "dbrx": partial(workload_of, "dbrx"),
+    "jetmoe": partial(workload_of, "jetmoe"),
     "llama4": partial(workload_of, "llama4_text"),
     "longcat": partial(workload_of, "longcat_flash"),
     "nllb": _nllb_model,

@@ -47,6 +47,10 @@ NO_DOCUMENTS = (
     "document_tokens is not used: no attention has a mask that compares a number of each row with "
     "one of each column, which packed documents would have"
 )
+DENSE = (
+    "Every expert multiplies every token, and the routes choose among the results: the products "
+    "take as long as for routes to all experts"
+)
 UNCHECKED = "The program does not check values where the forward does, and takes them for right"
 
 
@@ -106,6 +110,7 @@ def capture_built(built: Built, whole_inputs: tuple[str, ...] = ()) -> Captured:
         *_untrained(untrained),
         *_where(PAIRS, [n.name for n in trace.named.values() if _is_pairs(n)]),
         *_where(CHOSEN, walk.chosen.table.places),
+        *_where(DENSE, trace.dense),
         *_where(UNCHECKED, trace.sources.checks),
         *_where(SKIPPED, [skip.place for skip in trace.sources.skips]),
     )

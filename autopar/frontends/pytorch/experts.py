@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import partial, wraps
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -27,6 +27,7 @@ from autopar.frontends.pytorch.errors import UnsupportedOpError
 from autopar.frontends.pytorch.experts_known import Known, known
 from autopar.frontends.pytorch.experts_tried import TOLERANCE, differs
 from autopar.frontends.pytorch.functions import Applied, written
+from autopar.frontends.pytorch.known_forwards import replaced
 from autopar.torch_private.modes import FakeTensorMode, without_torch_function
 
 _LIBRARY = "transformers.integrations.moe"
@@ -99,7 +100,7 @@ def kept_experts(
 
     def instead(module: nn.Module) -> Callable[..., Any] | None:
         row, description = rows.get(id(module), (None, None))
-        if row is None or description is None or get_proxy_mode() is None:
+        if row is None or description is None:
             return None
         return partial(row.computes, module, lambda *tensors: call(description, tensors))
 
@@ -109,27 +110,8 @@ def kept_experts(
             chosen_experts(lambda own: forward if get_proxy_mode() is not None else own)
         )
         for kind in classes:
-            stack.enter_context(_replaced(kind, instead))
+            stack.enter_context(replaced(kind, "forward", instead))
         yield
-
-
-@contextmanager
-def _replaced(
-    kind: type[nn.Module], instead: Callable[[nn.Module], Callable[..., Any] | None]
-) -> Iterator[None]:
-    """Inside, modules of a class run what ``instead`` gives for them, if any, as their forward."""
-    plain: Any = kind.forward
-
-    @wraps(plain)
-    def forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        other = instead(module)
-        return plain(module, *args, **kwargs) if other is None else other(*args, **kwargs)
-
-    setattr(kind, "forward", forward)  # noqa: B010
-    try:
-        yield
-    finally:
-        setattr(kind, "forward", plain)  # noqa: B010
 
 
 @contextmanager

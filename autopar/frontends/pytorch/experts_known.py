@@ -7,6 +7,7 @@ the text of the library's functions that the digest is of: classes that read oth
 as they stand.
 
 DBRX        two matrices beside each other are read as one, w2 turned around.
+JetMoE      puts rows in the order of their experts, whose number of rows each it reads.
 LLaMA 4     the score multiplies what goes into an expert. All others got zeros, of which they make
             zeros with gradients of zero: SiLU(0) * 0.
 LongCat     routes beyond the last expert give back the token; they take part with a weight of zero,
@@ -34,7 +35,7 @@ from autopar.torch_private.modules import forward_hooks_of
 
 Run = Callable[..., Tensor]
 """Experts on ``(x, index, weights, up, down, [up_bias, down_bias])``, as `experts` of a program."""
-_MODELS = "transformers.models."
+MODELS = "transformers.models."
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +70,13 @@ def known(module: Any) -> Known | None:
     row = KNOWN.get(f"{own.__module__}.{own.__qualname__}")
     if row is None or digest_of(own.__module__, row.reads) != row.digest:
         return None
-    passed = [m for name, m in module.named_modules() if name.partition(".")[0] not in row.called]
-    return None if any(table for m in passed[1:] for table in forward_hooks_of(m)) else row
+    return row if hears_all(module, row.called) else None
+
+
+def hears_all(module: Any, called: tuple[str, ...]) -> bool:
+    """Whether no hook listens to modules inside that are not called: all but ``called``."""
+    passed = [m for name, m in module.named_modules() if name.partition(".")[0] not in called]
+    return not any(table for m in passed[1:] for table in forward_hooks_of(m))
 
 
 def digest_of(module: str, functions: tuple[str, ...]) -> str:
@@ -100,6 +106,21 @@ def _dbrx(module: Any, run: Run, x: Tensor, index: Tensor, weights: Tensor) -> T
     rows = x.reshape(-1, module.hidden_size)
     made = run(rows, index, weights, up, second.transpose(1, 2))
     return made.view(x.shape[0], -1, module.hidden_size)
+
+
+def jetmoe_routes(router: Any, logits: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Experts and weights of every token's routes, [n, k] each."""
+    best, index = logits.topk(router.top_k, dim=1)
+    return index, torch.softmax(best, dim=1).type_as(x)
+
+
+def _jetmoe(module: Any, run: Run, x: Tensor) -> Tensor:
+    rows = x.reshape(-1, module.input_size)
+    *_, logits = module.router(rows)
+    index, weights = jetmoe_routes(module.router, logits, rows)
+    made = run(rows, index, weights, module.input_linear.weight, module.output_linear.weight)
+    bias: Tensor = module.bias
+    return made.view(x.shape) + bias
 
 
 def _llama4(module: Any, run: Run, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -149,14 +170,22 @@ def _dropped_by_nllb(module: Any) -> float:
 
 
 KNOWN: Mapping[str, Known] = {
-    f"{_MODELS}dbrx.modeling_dbrx.DbrxExperts": Known(
+    f"{MODELS}dbrx.modeling_dbrx.DbrxExperts": Known(
         "69f7267edace3b7e",
         ("DbrxExperts.forward", "DbrxExpertGLU.forward"),
         _dbrx,
         lambda module, h: _gated(module.mlp.activation_fn, h),
         lambda module: 2 * module.ffn_hidden_size,
     ),
-    f"{_MODELS}llama4.modeling_llama4.Llama4TextMoe": Known(
+    f"{MODELS}jetmoe.modeling_jetmoe.JetMoeMoE": Known(
+        "1dab64c6a2b6bcde",
+        ("JetMoeMoE.forward", "JetMoeTopKGating.forward", "JetMoeParallelExperts.forward"),
+        _jetmoe,
+        lambda module, h: _gated(module.activation, h),
+        lambda module: 2 * module.hidden_size,
+        called=("router",),
+    ),
+    f"{MODELS}llama4.modeling_llama4.Llama4TextMoe": Known(
         "c4d11cc21a22e727",
         ("Llama4TextMoe.forward", "Llama4Router.forward", "Llama4TextExperts.forward"),
         _llama4,
@@ -165,14 +194,14 @@ KNOWN: Mapping[str, Known] = {
         transposed=True,
         called=("router", "shared_expert"),
     ),
-    f"{_MODELS}longcat_flash.modeling_longcat_flash.LongcatFlashExperts": Known(
+    f"{MODELS}longcat_flash.modeling_longcat_flash.LongcatFlashExperts": Known(
         "d47c93e4869663e9",
         ("LongcatFlashExperts.forward",),
         _longcat,
         lambda module, h: _gated(module.act_fn, h),
         lambda module: 2 * module.intermediate_size,
     ),
-    f"{_MODELS}switch_transformers.modeling_switch_transformers.SwitchTransformersExperts": Known(
+    f"{MODELS}switch_transformers.modeling_switch_transformers.SwitchTransformersExperts": Known(
         "f4e347e3a9613aaa",
         ("SwitchTransformersExperts.forward", "SwitchTransformersDenseActDense.forward"),
         _switch,
@@ -180,7 +209,7 @@ KNOWN: Mapping[str, Known] = {
         lambda module: module["expert_0"].wi.weight.shape[0],
         drops=_dropped_by_switch,
     ),
-    f"{_MODELS}nllb_moe.modeling_nllb_moe.NllbMoeExperts": Known(
+    f"{MODELS}nllb_moe.modeling_nllb_moe.NllbMoeExperts": Known(
         "ccc09b32d9044f06",
         ("NllbMoeExperts.forward", "NllbMoeDenseActDense.forward"),
         _nllb,

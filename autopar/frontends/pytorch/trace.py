@@ -30,6 +30,7 @@ from autopar.frontends.pytorch.functions import Called, kept_functions
 from autopar.frontends.pytorch.held import Named, fakes_inside, made_and_kept
 from autopar.frontends.pytorch.hooks import check_hooks, hooks_refused
 from autopar.frontends.pytorch.inner_gradients import inner_gradients_refused
+from autopar.frontends.pytorch.known_forwards import known_forwards
 from autopar.frontends.pytorch.left_behind import (
     Numbers,
     check_tensors,
@@ -57,6 +58,7 @@ class Trace:
     before, left: plain attributes of the model around the forward.
     made:    the nodes of tensors that the forward put into attributes, by the attribute's name; ""
         for one that no op made. kept: attributes and buffers that hold what it was given.
+    dense:   modules all of whose experts multiply every token.
     """
 
     graph: fx.Graph
@@ -72,6 +74,7 @@ class Trace:
     left: Numbers
     made: dict[str, str]
     kept: frozenset[str]
+    dense: tuple[str, ...] = ()
 
 
 def take_trace(built: Built, repeats: Repeats) -> Trace:
@@ -106,6 +109,7 @@ def take_trace(built: Built, repeats: Repeats) -> Trace:
         stack.enter_context(exporting())
         stack.enter_context(kept_functions(functions, built.mode, calls))
         stack.enter_context(kept_experts(experts, model, built.mode, calls))
+        dense = stack.enter_context(known_forwards(model))
         stack.enter_context(idle_conversions())
         stack.enter_context(kept_ctc_losses())
         stack.enter_context(hooks_refused())
@@ -132,7 +136,7 @@ def take_trace(built: Built, repeats: Repeats) -> Trace:
     left = numbers_of(model)
     return Trace(
         *(traced.graph, traced, names, named, aliases, calls.kinds, functions, experts),
-        *(sources, before, left, made, frozenset(kept)),
+        *(sources, before, left, made, frozenset(kept), dense),
     )
 
 
