@@ -36,6 +36,7 @@ from autopar.lowering.state import split_of
 from autopar.runtime.pytorch.carried import write_carried
 from autopar.runtime.pytorch.held import Held
 from autopar.runtime.pytorch.initialize import Target
+from autopar.runtime.pytorch.limits import bring_within
 from autopar.runtime.pytorch.loss_scale import LossScale
 from autopar.runtime.pytorch.own_functions import gradients_scaled
 from autopar.runtime.pytorch.parameters import Declared, Region, cut, declared_in, region_shape
@@ -160,6 +161,10 @@ class Storage:
 
     def collect(self) -> None:
         """After the last backward: every ``leaf.grad`` is this rank's (so far reduced) gradient."""
+
+    def limit(self) -> None:
+        """Brings parameters between the limits that the forward keeps them in."""
+        bring_within(self.pieces, self.settings.limits)
 
     def carry(self) -> None:
         """Buffers hold from here on what the forward left in them."""

@@ -39,6 +39,8 @@ class Settings:
     offload:      ``none``, or ``optimizer``: its state is in host memory between steps.
     whole_inputs: batch entries that every microbatch and rank gets uncut.
     sequences:    those of which ranks along ``cp`` have pieces of dim 1.
+    limits:       parameters by name that each step brings between two numbers, the lower first,
+                  None for one that is open.
     order:        how those lie: ``contiguous``, or ``zigzag``, where rank i of n has pieces i and
                   2 n - 1 - i of 2 n.
     """
@@ -52,6 +54,7 @@ class Settings:
     sequences: tuple[str, ...] = ()
     order: str = "contiguous"
     offload: str = "none"
+    limits: tuple[tuple[str, float | None, float | None], ...] = ()
 
     @property
     def offloads(self) -> bool:

@@ -130,6 +130,7 @@ def _how(
         carries=any(
             op.op.kind == "carry" for body in (lowered, *lowered.blocks.values()) for op in body.ops
         ),
+        limits="limits=" in model,
         about=tuple(train_heading(plan, samples, start, "rank", "by `recompute` in model.py")),
     )
 
@@ -225,6 +226,8 @@ def _settings(lowered: Lowered, plan: Plan, captured: CapturedModel | None) -> l
         whole = tuple(e.name for e in captured.batch if e.batch_dim is None)
         if whole:
             given.append(f"whole_inputs={literal(whole)}")
+        if limits := [(n, *t.limits) for n, t in captured.tensors.items() if t.limits]:
+            given.append(f"limits={literal(limits)}")
     inputs = {n: lowered.tensors[n].produced for n in lowered.graph.inputs}
     cut = (n for n, placed in inputs.items() if any(placed.on(a).kind == "S" for a in SEQUENCES))
     if along := tuple(cut):

@@ -37,6 +37,7 @@ class How:
     scales:    whether gradients are those of a multiple of the loss: in float16.
     compiled:  whether forward and backward are compiled into fused kernels.
     carries:   whether the forward updates buffers by itself.
+    limits:    whether the forward keeps parameters between limits.
     about:     lines of the docstring.
     """
 
@@ -54,6 +55,7 @@ class How:
     scales: bool = False
     compiled: bool = False
     carries: bool = False
+    limits: bool = False
     about: tuple[str, ...] = ("One training step.",)
 
     @property
@@ -141,6 +143,8 @@ def _backward(how: How) -> list[str]:
     lines = Lines(4)
     lines.add('"""The loss of a global batch; `grad` of every piece is then the gradient of it."""')
     lines.add("state.zero_grad()")
+    if how.limits:
+        lines.add("state.limit()", "the forward keeps parameters between SETTINGS.limits")
     samples = how.mesh.sample_axes
     cut = _and(("microbatch", *samples) if how.microbatches > 1 else samples)
     along = _and(tuple(a for a in how.mesh.batch_axes if a in SEQUENCES))

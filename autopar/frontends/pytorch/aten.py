@@ -108,11 +108,15 @@ def _without_derivative(node: fx.Node) -> bool:
     return bool(floating) and not any(t.requires_grad for t in floating)
 
 
+_AS_IT_IS = frozenset("alias detach contiguous to type_as view_as lift_fresh detach_".split())
+"""Views of a whole tensor as it is, where they are views at all."""
+
+
 def written_through(lifter: Lifter, view: fx.Node, base: Value, value: Value) -> Value | None:
     """``base`` with the part that ``view`` shows replaced by ``value``; None if that is unknown."""
     packet = op_name(view.target)
     arguments = bound(lifter, view)
-    if packet in ("alias", "detach", "contiguous", "to", "view_as", "lift_fresh", "detach_"):
+    if packet in _AS_IT_IS:
         return value if value.shape == base.shape else None
     if packet in ("view", "reshape", "squeeze", "unsqueeze", "_unsafe_view", "flatten"):
         return lifter.emit("reshape", [value], base.shape, base.dtype, shape=base.shape)

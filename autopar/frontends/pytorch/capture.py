@@ -21,6 +21,7 @@ from autopar.frontends.pytorch.gradients import (
 from autopar.frontends.pytorch.held import Named, attributes_kept
 from autopar.frontends.pytorch.ir import Value, dtype_name, like
 from autopar.frontends.pytorch.lift import lift
+from autopar.frontends.pytorch.limits import Limits, limits_of
 from autopar.frontends.pytorch.program import Program, cut, prune
 from autopar.frontends.pytorch.rewrite import rewrite
 from autopar.frontends.pytorch.same_again import check_same_again
@@ -50,6 +51,10 @@ NO_DOCUMENTS = (
 DENSE = (
     "Every expert multiplies every token, and the routes choose among the results: the products "
     "take as long as for routes to all experts"
+)
+LIMITED = (
+    "Parameters that the forward writes between limits are brought there before each step and each "
+    "evaluation"
 )
 UNCHECKED = "The program does not check values where the forward does, and takes them for right"
 
@@ -91,7 +96,8 @@ def capture_built(built: Built, whole_inputs: tuple[str, ...] = ()) -> Captured:
             break
         except NotAlike as error:  # told apart from now on
             repeats.split(error)
-    tensors = _tensors(trace, program)
+    limits = limits_of(walk)
+    tensors = _tensors(trace, program, limits)
     _check_names(tensors, built.batch)
     untrained = unreached(program, gradients, [t.name for t in tensors.values() if t.trainable])
     graph = assemble(program, gradients, _unread(tensors))
@@ -111,6 +117,7 @@ def capture_built(built: Built, whole_inputs: tuple[str, ...] = ()) -> Captured:
         *_where(PAIRS, [n.name for n in trace.named.values() if _is_pairs(n)]),
         *_where(CHOSEN, walk.chosen.table.places),
         *_where(DENSE, trace.dense),
+        *_where(LIMITED, limits),
         *_where(UNCHECKED, trace.sources.checks),
         *_where(SKIPPED, [skip.place for skip in trace.sources.skips]),
     )
@@ -142,7 +149,9 @@ def _where(note: str, places: Iterable[str]) -> Iterator[str]:
         yield f"{note}: {shown}."
 
 
-def _tensors(trace: Trace, program: Program) -> dict[str, ModelTensor]:
+def _tensors(
+    trace: Trace, program: Program, limits: Mapping[str, Limits]
+) -> dict[str, ModelTensor]:
     also: dict[str, list[str]] = {}
     for alias, name in trace.aliases.items():
         also.setdefault(name, []).append(alias)
@@ -156,6 +165,7 @@ def _tensors(trace: Trace, program: Program) -> dict[str, ModelTensor]:
             n.persistent,
             n.name in used,
             tuple(also.get(n.name, ())),
+            limits.get(n.name),
         )
         for n in sorted(trace.named.values(), key=_order)
     }

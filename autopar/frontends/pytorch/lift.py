@@ -22,6 +22,7 @@ from autopar.frontends.pytorch.errors import MutationError, UnsupportedOpError
 from autopar.frontends.pytorch.gates import gate_steps
 from autopar.frontends.pytorch.ir import Value
 from autopar.frontends.pytorch.lifter import ASSIGNED, Lifter, is_inplace, viewed
+from autopar.frontends.pytorch.limits import hold_limits, is_limit
 from autopar.frontends.pytorch.noting import Sources
 from autopar.frontends.pytorch.recording import answered
 from autopar.frontends.pytorch.skipped_check import Skips
@@ -205,11 +206,16 @@ class _Walk(Lifter):
             if given is None or self.root(given) not in self.buffers:
                 given = None
                 check_writes(self, node)
+            before = len(self.nodes)
             result = self._in_region(node)
             if isinstance(given, fx.Node):
                 self._write(given, result)
                 self.views[node] = given
                 self.version[node] = self.version.get(self.root(given), 0)
+            if is_inplace(target) and is_limit(self, node, result):
+                hold_limits(self, node, result, before)
+                self.env[node] = self.read(first)
+                return
             if is_inplace(target):
                 self._write(first, result)
                 self.views[node] = first
@@ -302,6 +308,10 @@ class _Walk(Lifter):
                 sources=Sources.all_at(self.source),
             )
         )
+        if gate.limits:
+            raise UnsupportedOpError(
+                f"{self.source}: between the products of {called.name} a parameter is written into"
+            )
         reads, steps = gate_steps(gate, called.name)
         (x, *_) = operands = [self.read(t) for t in tensors]
         made = self.emit(

@@ -32,6 +32,7 @@ class Lifter(ABC):
              buffers: those that hold buffers, and these as the forward found them.
     entered: results of an "enter" mark, by the number of their layer's kind.
     chosen:  values with rows that a mask chooses.
+    limits:  parameters that the forward keeps between limits, see `limits`.
     """
 
     def __init__(self, trace: Trace) -> None:
@@ -52,6 +53,7 @@ class Lifter(ABC):
         self.buffers: dict[fx.Node, Value] = {}
         self.entered: dict[fx.Node, int] = {}
         self.chosen = Chosen(self)
+        self.limits: dict[str, Any] = {}
 
     @abstractmethod
     def lifted(self, node: fx.Node) -> Any:

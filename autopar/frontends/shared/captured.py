@@ -21,6 +21,7 @@ class ModelTensor:
     shared_with: the other names of a tied tensor; the graph knows the first one only.
     persistent:  part of the state dict (False for non-persistent buffers and plain attributes).
     used:        the loss reads it.
+    limits:      lowest and highest value, between which the forward keeps a parameter.
     """
 
     name: str
@@ -31,6 +32,7 @@ class ModelTensor:
     persistent: bool = True
     used: bool = True
     shared_with: tuple[str, ...] = ()
+    limits: tuple[float | None, float | None] | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +103,7 @@ class Captured:
         """SHA-256 of graph, tensors and batch: changes when the model's structure does."""
         lines = [fingerprint(self.graph), *sorted(map(repr, self.tensors.values()))]
         lines += map(repr, self.batch)
+        lines += [f"{t.name} within {t.limits}" for t in self.parameters if t.limits]
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 

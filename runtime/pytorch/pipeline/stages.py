@@ -257,6 +257,11 @@ class Stages:
         for run in self.runs.values():
             run.storage.collect()
 
+    def limit(self) -> None:
+        """Brings parameters between the limits that the forward keeps them in."""
+        for run in self.runs.values():
+            run.storage.limit()
+
     def carry(self) -> None:
         """Buffers hold from here on what the forward left in them."""
         for run in self.runs.values():

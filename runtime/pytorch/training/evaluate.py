@@ -22,6 +22,7 @@ def loss_of(state: Storage | Stages, batch: CutBatch) -> torch.Tensor:
     forward of the model does in training alone was planned as it is in training.
     """
     ranks = state.ranks
+    state.limit()
     with draws_given_back(ranks.device), state.evaluating():
         counts = total_counts(state, batch.microbatches)
         if isinstance(state, Stages):

@@ -471,5 +471,6 @@ def train_of(program: Program, workload: Workload) -> ModuleType:
         program.model is None,
         offloads=settings.offloads,
         scales=settings.precision == "float16",
+        limits=bool(settings.limits),
     )
     return run_program(train_text(how), "<train.py>")
