@@ -106,7 +106,8 @@ def normed(layer: Layer, x: Tensor) -> Tensor:
 
 def penalty(model: Any, x: Tensor) -> Tensor:
     weight: Tensor = model.layers[3].weight
-    return x * weight.detach().norm()
+    made: Tensor = x * weight.detach().norm()
+    return made
 
 
 @pytest.mark.parametrize(
