@@ -7,6 +7,8 @@ row holds for the text that its digest is of; the tests compare both in float64.
 JetMoE      puts the routes in the order of their experts, of which it counts how many each has. Its
             attention projects every token by the experts of its routes and back: here every expert
             multiplies, and the routes say which results count.
+Qwen4-Exp   asks for every token which blocks of keys it may see. Here the mask must be causal for
+            every batch: then all tokens see the same blocks, up to their own.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from autopar.frontends.pytorch.experts_known import MODELS, digest_of, hears_all, jetmoe_routes
+from autopar.frontends.pytorch.known_indexer import chosen_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,5 +142,11 @@ KNOWN: Mapping[str, KnownForward] = {
         {"map": _jetmoe_map, "reduce": _jetmoe_reduce},
         ("router",),
         dense=True,
+    ),
+    f"{MODELS}qwen4_exp.modeling_qwen4_exp.Qwen4ExpTextQSAIndexer": KnownForward(
+        "6bd665ea8f256efd",
+        ("Qwen4ExpTextQSAIndexer.forward", "apply_rotary_pos_emb"),
+        {"forward": chosen_tokens},
+        ("index_qk_proj", "q_layernorm", "k_layernorm"),
     ),
 }
