@@ -8,14 +8,20 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
-from autopar.frontends.pytorch import capture
+from autopar.frontends.pytorch import capture, known_indexer
+from autopar.frontends.pytorch.constant_values import constant_of
+from autopar.frontends.pytorch.errors import UnsupportedOpError
 from autopar.frontends.pytorch.experts_known import digest_of
 from autopar.frontends.pytorch.known_forwards import KNOWN, known_forward, known_forwards
+from autopar.nouns.workload import Workload
+from autopar.torch_private.modes import without_modes, without_torch_function
 from benchmarks.census_workloads import workload_of
 
 LIMIT = 1e-12
 WIDTH, CHANNELS, EXPERTS = 8, 6, 4
+_INDEXER = "transformers.models.qwen4_exp.modeling_qwen4_exp.Qwen4ExpTextQSAIndexer"
 
 
 def _attention_experts() -> Any:
@@ -66,6 +72,80 @@ def test_a_router_gives_all_that_the_librarys_does() -> None:
             assert made.tolist() == right
         else:
             assert torch.equal(made, right)
+
+
+def _indexer() -> Any:
+    """Of one head, half of whose scores are zero, so that many blocks are as good as others."""
+    config = importlib.import_module("transformers.models.qwen4_exp.configuration_qwen4_exp")
+    models = importlib.import_module("transformers.models.qwen4_exp.modeling_qwen4_exp")
+    own = {"indexer_n_heads": 1, "indexer_kv_heads": 1, "indexer_head_dim": WIDTH}
+    sizes = {"indexer_budget": 4, "indexer_compress_ratio": 2, "hidden_size": WIDTH, "head_dim": 8}
+    return models.Qwen4ExpTextQSAIndexer(config.Qwen4ExpTextConfig(**own, **sizes), 0).double()
+
+
+def _indexed(length: int) -> tuple[Tensor, tuple[Tensor, Tensor], Tensor, None]:
+    draw = torch.Generator().manual_seed(length)
+    x, cos, sin = torch.randn(3, 4, length, WIDTH, generator=draw, dtype=torch.float64)
+    mask = torch.ones(length, length, dtype=torch.bool).tril().expand(4, 1, -1, -1)
+    return x, (cos, sin), mask, None
+
+
+@pytest.mark.parametrize("length", [1, 3, 8, 15])
+def test_an_indexer_chooses_what_the_librarys_does(
+    length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, given = _indexer(), _indexed(length)
+    monkeypatch.setattr(known_indexer, "_is_causal", lambda mask, size: size == length)
+    row = known_forward(module)
+    assert row is not None
+    with torch.no_grad():
+        assert torch.equal(row.computes["forward"](module, *given), module(*given))
+
+
+def test_an_indexer_of_another_mask_is_refused() -> None:
+    module, given = _indexer(), _indexed(3)
+    with pytest.raises(UnsupportedOpError, match="the mask is not causal alone"):
+        KNOWN[_INDEXER].computes["forward"](module, *given)  # no trace says what is in it
+
+
+class Masked(nn.Module):
+    """Calls of one layer, given masks that are made of numbers."""
+
+    def __init__(self, places: tuple[int, ...]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Half() for _ in places)
+        self.places = places
+
+    def forward(self, x: Tensor) -> Tensor:
+        masks = {place: torch.arange(WIDTH) < place for place in set(self.places)}
+        for layer, place in zip(self.layers, self.places, strict=True):
+            x = layer(x, masks[place])
+        return x.square().mean()
+
+
+class Half(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        with without_torch_function():
+            values = constant_of(mask) if get_proxy_mode() is not None else mask
+        assert values is not None
+        with without_modes(), without_torch_function():
+            count = int(values.sum())
+        made: Tensor = x + self.linear(x * mask) * count
+        return made
+
+
+@pytest.mark.parametrize(("places", "alike"), [((2, 2, 2, 2), "123"), ((2, 2, 3, 2), "13")])
+def test_layers_that_read_constants_are_alike_where_these_are(
+    places: tuple[int, ...], alike: str
+) -> None:
+    batch = {"x": torch.randn(2, 3, WIDTH)}
+    captured = capture(Workload(model=lambda: Masked(places), batch=lambda: batch))
+    (several,) = (b for b in captured.graph.blocks.values() if len(b.instances) > 1)
+    assert several.instances == tuple(f"layers.{i}" for i in alike)
 
 
 @pytest.mark.parametrize("name", KNOWN)

@@ -21,7 +21,11 @@ class Layer(nn.Module):
     def __init__(self, write: Write, bound: float) -> None:
         super().__init__()
         self.write, self.bound = write, bound
-        self.weight = nn.Parameter(torch.randn(WIDTH, WIDTH))
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    @property
+    def weight(self) -> nn.Parameter:
+        return self.linear.weight
 
     def forward(self, x: Tensor) -> Tensor:
         return self.write(self, x)
@@ -54,13 +58,15 @@ def limits(
 def by_data(layer: Layer, x: Tensor) -> Tensor:
     layer.weight.data.clamp_(-layer.bound, layer.bound)
     layer.weight.data.clamp_(-layer.bound, layer.bound)
-    return x @ layer.weight
+    made: Tensor = layer.linear(x)
+    return made
 
 
 def without_gradient(layer: Layer, x: Tensor) -> Tensor:
     with torch.no_grad():
         layer.weight.clamp_(min=0)
-    return x @ layer.weight
+    made: Tensor = layer.linear(x)
+    return made
 
 
 def of_all(model: Any, x: Tensor) -> Tensor:
@@ -70,23 +76,25 @@ def of_all(model: Any, x: Tensor) -> Tensor:
 
 
 def plain(layer: Layer, x: Tensor) -> Tensor:
-    return x @ layer.weight
+    made: Tensor = layer.linear(x)
+    return made
 
 
 @pytest.mark.parametrize("bounds", [(1, 1, 1, 1), (1, 2, 2, 1)])
 @pytest.mark.parametrize(("write", "ahead"), [(by_data, None), (plain, of_all)])
 def test_every_layer_has_its_own(write: Write, ahead: Any, bounds: tuple[float, ...]) -> None:
-    wanted = {f"layers.{i}.weight": (-bound, bound) for i, bound in enumerate(bounds)}
-    assert limits(write, ahead, bounds) == wanted
+    wanted = {f"layers.{i}.linear.weight": (-bound, bound) for i, bound in enumerate(bounds)}
+    found = limits(write, ahead, bounds)
+    assert {name: of for name, of in found.items() if of is not None} == wanted
 
 
 def test_one_side_may_be_open() -> None:
-    assert set(limits(without_gradient).values()) == {(0, None)}
+    assert set(limits(without_gradient).values()) == {(0, None), None}  # None: of biases
     assert set(limits(plain).values()) == {None}
 
 
 def too_late(layer: Layer, x: Tensor) -> Tensor:
-    return by_data(layer, x @ layer.weight)
+    return by_data(layer, layer.linear(x))
 
 
 def narrower(layer: Layer, x: Tensor) -> Tensor:
@@ -96,12 +104,14 @@ def narrower(layer: Layer, x: Tensor) -> Tensor:
 
 def in_part(layer: Layer, x: Tensor) -> Tensor:
     layer.weight.data[:2].clamp_(-1, 1)
-    return x @ layer.weight
+    made: Tensor = layer.linear(x)
+    return made
 
 
 def normed(layer: Layer, x: Tensor) -> Tensor:
     layer.weight.data.div_(layer.weight.norm())
-    return x @ layer.weight
+    made: Tensor = layer.linear(x)
+    return made
 
 
 def penalty(model: Any, x: Tensor) -> Tensor:
@@ -113,11 +123,11 @@ def penalty(model: Any, x: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("write", "ahead", "why"),
     [
-        (too_late, None, r"'layers.0.weight' what it has read or\s+written already"),
-        (narrower, None, r"'layers.0.weight' what it has read or\s+written already"),
-        (in_part, None, "writes into parameter 'layers.0.weight', which the optimizer owns"),
-        (normed, None, "writes into parameter 'layers.0.weight', which the optimizer owns"),
-        (by_data, penalty, r"'layers.3.weight' what it has read or\s+written already"),
+        (too_late, None, r"'layers.0.linear.weight' what it has read or\s+written already"),
+        (narrower, None, r"'layers.0.linear.weight' what it has read or\s+written already"),
+        (in_part, None, "writes into parameter 'layers.0.linear.weight', which the optimizer owns"),
+        (normed, None, "writes into parameter 'layers.0.linear.weight', which the optimizer owns"),
+        (by_data, penalty, r"'layers.3.linear.weight' what it has read or\s+written already"),
     ],
 )
 def test_what_cannot_stand_ahead_is_refused(write: Write, ahead: Any, why: str) -> None:

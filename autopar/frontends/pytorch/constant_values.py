@@ -1,21 +1,19 @@
 """Values of tensors that a forward makes from nothing but constants, found while it is traced.
 
 A trace has no values. What is made from `arange`, `eye`, `ones` and the like alone has the same at
-every step, so it is computed where a value is asked for. So is what a layer that repeats is given,
-for its first call; that others are given the same is checked when the trace is taken.
+every step, so it is computed where a value is asked for. So is what a layer is given; the forward
+of a layer that repeats runs for each of its calls, which are alike only if they do the same.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import fx
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 
-from autopar.frontends.pytorch.calls import Kind, NotAlike
 from autopar.torch_private.modes import without_modes, without_torch_function
 from autopar.torch_private.ops import schema_of
 from autopar.torch_private.tensors import memory_of
@@ -24,8 +22,6 @@ DEPTH = 32
 """How many ops a constant may be made by."""
 LARGEST = 1 << 24
 """Elements of the largest tensor on the way."""
-_READ = "autopar_read_as_constants"
-"""In the meta of the mark of a layer: the numbers of what it is given that were read."""
 
 
 def node_of(tensor: object) -> fx.Node | None:
@@ -66,8 +62,6 @@ def _makers(node: fx.Node) -> list[fx.Node]:
             return True
         given = _given(made)
         if given is not None and not is_written(made) and visit(given):
-            mark: Any = made.args[0]
-            mark.meta.setdefault(_READ, set()).add(made.args[1])
             makers[made] = None
             return True
         if len(makers) > DEPTH or not _is_plain(made) or is_written(made):
@@ -87,18 +81,6 @@ def _given(node: fx.Node) -> fx.Node | None:
         return None
     given: fx.Node = mark.args[0][node.args[1]]
     return given
-
-
-def check_same_given(graph: fx.Graph, kinds: Sequence[Kind]) -> None:
-    """Raises `NotAlike` where a call of a layer is given another tensor than its first call, the
-    values of which were read."""
-    first = {n.args[1]: n for n in graph.nodes if _READ in n.meta}
-    for node in graph.nodes if first else ():
-        if node.target is not torch.ops.autopar.call.default or node.args[1] not in first:
-            continue
-        mark = first[node.args[1]]
-        if any(node.args[0][place] is not mark.args[0][place] for place in mark.meta[_READ]):
-            raise NotAlike(kinds[node.args[1]].group, "its calls are given other constants")
 
 
 def _is_plain(node: fx.Node) -> bool:

@@ -20,7 +20,7 @@ from autopar.frontends.pytorch.alike import Repeats
 from autopar.frontends.pytorch.autocast import autocast_of_devices_refused
 from autopar.frontends.pytorch.build import Built, without_cache
 from autopar.frontends.pytorch.calls import Kind, NotAlike
-from autopar.frontends.pytorch.constant_values import check_same_given, node_of
+from autopar.frontends.pytorch.constant_values import node_of
 from autopar.frontends.pytorch.conversions import idle_conversions
 from autopar.frontends.pytorch.ctc import kept_ctc_losses
 from autopar.frontends.pytorch.errors import CaptureError
@@ -131,7 +131,6 @@ def take_trace(built: Built, repeats: Repeats) -> Trace:
             raise explained(error, model, sources.module) from error
         if calls.failure is not None:
             raise calls.failure
-        check_same_given(traced.graph, calls.kinds)
         sources.settle(traced.graph)
         check_tensors(model, held, _read(traced.graph, traced))
     left = numbers_of(model)
