@@ -27,7 +27,8 @@ def check_writable(lifter: Lifter, node: fx.Node) -> None:
         raise MutationError(
             f"{lifter.source}: the forward writes into parameter {held.name!r}, which the "
             "optimizer owns: compute a new tensor instead (a parametrisation), or write it between "
-            "steps"
+            "steps; between two numbers, as in weight.data.clamp_(-1, 1), it may be written ahead "
+            "of all that reads it"
         )
 
 
