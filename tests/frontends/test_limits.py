@@ -25,7 +25,8 @@ class Layer(nn.Module):
 
     @property
     def weight(self) -> nn.Parameter:
-        return self.linear.weight
+        weight: nn.Parameter = self.linear.weight  # type: ignore[assignment]
+        return weight
 
     def forward(self, x: Tensor) -> Tensor:
         return self.write(self, x)
@@ -84,8 +85,8 @@ def plain(layer: Layer, x: Tensor) -> Tensor:
 @pytest.mark.parametrize(("write", "ahead"), [(by_data, None), (plain, of_all)])
 def test_every_layer_has_its_own(write: Write, ahead: Any, bounds: tuple[float, ...]) -> None:
     wanted = {f"layers.{i}.linear.weight": (-bound, bound) for i, bound in enumerate(bounds)}
-    found = limits(write, ahead, bounds)
-    assert {name: of for name, of in found.items() if of is not None} == wanted
+    captured = limits(write, ahead, bounds)
+    assert {name: of for name, of in captured.items() if of is not None} == wanted
 
 
 def test_one_side_may_be_open() -> None:

@@ -79,7 +79,7 @@ def _scores(module: Any, x: Tensor, embeddings: tuple[Tensor, Tensor], blocks: i
     pooled = module.k_layernorm(grouped.float().mean(2).to(keys.dtype)).unsqueeze(2)
     first = (t[:, : blocks * ratio : ratio] for t in (cos, sin))
     pooled = rotate(pooled, None, *first, unsqueeze_dim=2).squeeze(2)
-    met = torch.matmul(q.float(), pooled.float().transpose(1, 2).unsqueeze(1))
+    met: Tensor = torch.matmul(q.float(), pooled.float().transpose(1, 2).unsqueeze(1))
     return torch.relu(met).sum(2) / math.sqrt(width)
 
 

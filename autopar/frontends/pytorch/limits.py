@@ -85,7 +85,7 @@ def limits_of(lifter: Lifter) -> dict[str, Limits]:
     """The limits by parameter. Raises `MutationError` where what is outside of a layer reads what
     only some later call of the layer brings between them."""
     read = {v.name for node in lifter.nodes for v in node.inputs if v.role == "parameter"}
-    found: dict[str, Limits] = {}
+    every: dict[str, Limits] = {}
     for name, limited in lifter.limits.items():
         outside = next((other for other in limited.others if other in read), None)
         if outside is not None:
@@ -94,8 +94,8 @@ def limits_of(lifter: Lifter) -> dict[str, Limits]:
                 "outside of its layer too, maybe ahead of that: clamp all of them at the start of "
                 "the model's forward"
             )
-        found |= dict.fromkeys((name, *limited.others), limited.limits)
-    return found
+        every |= dict.fromkeys((name, *limited.others), limited.limits)
+    return every
 
 
 def _is_read(nodes: list[Node], held: Value) -> bool:
