@@ -51,8 +51,9 @@ def chosen_tokens(
     whole = taken.unsqueeze(-1).expand(-1, -1, -1, ratio).reshape(samples, length, blocks * ratio)
     place = torch.arange(length)
     own = place // ratio >= ((place + 1) // ratio).unsqueeze(1)  # of a block that is not complete
-    chosen = F.pad(whole, (0, length - blocks * ratio)) | own
-    return (chosen & (place <= place.unsqueeze(1))).unsqueeze(1)
+    chosen: Tensor = F.pad(whole, (0, length - blocks * ratio)) | own
+    chosen = chosen & (place <= place.unsqueeze(1))
+    return chosen.unsqueeze(1)
 
 
 def _is_causal(mask: Tensor, length: int) -> bool:
