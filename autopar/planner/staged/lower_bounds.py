@@ -1,5 +1,8 @@
 """Lower bounds of the search over pipelines: no plan of a shape or core is faster.
 
+By a model of other samples (`Likeness`) the same is an estimate of what is not solved yet: it
+assumes that the same shardings are best, and that others free as much at no cost.
+
 What they assume of the cost model: a device is no faster with a part of an op than with all of it,
 per sample no faster with fewer samples, and takes no less for more; where devices differ, a kind
 gains no more over the slowest than it does where one device has all of the model.
@@ -7,7 +10,7 @@ gains no more over the slowest than it does where one device has all of the mode
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from autopar.nouns.offload import OFFLOAD
@@ -16,7 +19,14 @@ from autopar.pipeline.schedules.table import SCHEDULES
 from autopar.planner.ask.candidates import Candidate, StateLayout, layouts, offloaded
 from autopar.planner.ask.question import Question
 from autopar.planner.solve.solved import state_of
-from autopar.planner.staged.pipeline_models import Model, Models, Pace, Whole
+from autopar.planner.staged.pipeline_models import (
+    ITSELF,
+    Likeness,
+    Model,
+    Models,
+    Pace,
+    Whole,
+)
 from autopar.planner.staged.shapes import Core, Shape
 from autopar.pricing.memory import held_of_state, overhead
 from autopar.pricing.offload import streamed_slope
@@ -29,6 +39,10 @@ a leaner sharding to be tried."""
 WAITED = 0.6
 """Share of a microbatch's time that no schedule can put off (forward, and gradients of inputs),
 at least, of a model that is not solved yet."""
+
+
+Share = tuple[Whole, float]
+"""All of the model under a layout of state, and bytes of a rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,22 +64,22 @@ class LowerBounds:
         pace = Pace(shape.pp, 1.0) if alone is None else alone.pace(views, KEEP_ALL)
         return self.models.least_pass_s(shape) * max(m / pace.ranks, WAITED / pace.fastest)
 
-    def core_s(self, core: Core, model: Model) -> float:
+    def core_s(self, core: Core, model: Model, like: Likeness = ITSELF) -> float:
         """The most of: the work of the mean rank; what a microbatch waits for; and where each rank
         has one stage, what it waits for before its first action and, where backward is whole, after
         its last, for the cut that is best for that."""
         whole, views = model.whole[core.levels[0]], core.shape.views(self.question.cluster)
         pace = model.pace(views, core.levels[0])
         m, p = core.shape.candidate.microbatches, core.shape.pp
-        pass_s = whole.forward_s + whole.backward_s
+        pass_s = (whole.forward_s + whole.backward_s) * like.seconds
         kind = SCHEDULES.get(core.name)
         splits_backward = (kind is None or kind.splits) and not core.levels[0].runs_again
-        waited_s = pass_s - (whole.weights_s if splits_backward else 0.0)
+        waited_s = pass_s - (whole.weights_s * like.seconds if splits_backward else 0.0)
         least_s = max(m * pass_s / pace.ranks, waited_s / pace.fastest)
         simple = kind is not None and kind.stages == core.depth == 1 and not kind.even_ranks
         if simple and pace == Pace(p, 1.0):
             # With x[r] the share of a pass before rank r: m (x[r+1] - x[r]) + waits x[r] <= step.
-            waits = whole.forward_s / pass_s if splits_backward else 1.0
+            waits = whole.forward_s * like.seconds / pass_s if splits_backward else 1.0
             least_s = max(least_s, pass_s * waits / (1 - (1 - waits / m) ** p))
         return least_s + self.update_s(core.shape, model)
 
@@ -75,50 +89,54 @@ class LowerBounds:
             return 0.0
         return model.whole[KEEP_ALL].update_s / (shape.pp * shape.candidate.parts)
 
-    def fitting(self, core: Core, model: Model) -> tuple[float, float]:
+    def fitting(
+        self, core: Core, model: Model, shares: Sequence[Share], like: Likeness = ITSELF
+    ) -> tuple[float, float]:
         """Bytes of the first rank where every rank has as much of the model, in the layout of state
         that needs least; and seconds of the mean rank's work in the fastest layout that fits then.
 
-        No schedule holds fewer microbatches on the first rank than there are ranks.
+        No schedule holds fewer microbatches on the first rank than there are ranks. ``shares``: of
+        the core.
         """
         question, shape = self.question, core.shape
         m, pp = shape.candidate.microbatches, shape.pp
         views = shape.views(question.cluster)
-        shares = [*self.shares(core, model)]
         needed = min((size for _, size in shares), default=float("inf"))
         room = SPARE * self._room(shape)
         fitting = [whole for whole, size in shares if size <= room]
         if not fitting:
             return needed, float("inf")
         pass_s = model.least_pass_s(fitting, core.levels[0], question.cluster)
+        # What state moves with a pass is no better hidden behind fewer samples.
+        whole = model.whole[core.levels[0]]
+        pass_s -= (whole.forward_s + whole.backward_s) * (1.0 - like.seconds)
         late_s = min(whole.streamed_s for whole in fitting) / pp
         return needed, m * pass_s / model.pace(views, core.levels[0]).ranks + late_s
 
-    def short(self, core: Core, model: Model) -> bool:
+    def short(self, core: Core, shares: Sequence[Share]) -> bool:
         """Whether under every layout that keeps state on devices ranks have no memory to spare."""
         enough = NEAR * self._room(core.shape)
-        on_devices = (
-            size for whole, size in self.shares(core, model) if whole.layout.offload == OFFLOAD[0]
-        )
+        on_devices = (size for whole, size in shares if whole.layout.offload == OFFLOAD[0])
         return all(size > enough for size in on_devices)
 
-    def shares(self, core: Core, model: Model) -> Iterator[tuple[Whole, float]]:
+    def shares(self, core: Core, model: Model, like: Likeness = ITSELF) -> Iterator[Share]:
         """All of the model under each layout of state, with bytes of the first rank where every
         rank has as much of it. Behind a layout that comes near to what a rank has stands the same
-        with the optimizer's state offloaded."""
+        with the optimizer's state offloaded. They do not hang on the schedule."""
         question, shape = self.question, core.shape
         m, pp, recompute = shape.candidate.microbatches, shape.pp, core.levels[0]
         life = model.solved.summary.lives[recompute.policy]
         share, process = overhead(model.solved.summary.packages, question.cluster.device)
-        saved = min(m, pp) * life.saved / pp + life.peak - life.saved
-        candidate = shape.candidate
+        saved = (min(m, pp) * life.saved / pp + life.peak - life.saved) * like.bytes
+        candidate, enough = shape.candidate, NEAR * self._room(shape)
         pins = replace(question.pins, recompute=recompute)
         for layout in layouts(candidate.data, pins, model=candidate.model):
             for one in (layout, offloaded(layout)) if question.offloads else (layout,):
                 whole = self._whole(one, shape.candidate, model)
-                needed = (1 + share) * (whole.state_bytes / pp + saved) + process
+                state_bytes = whole.state_bytes - like.freed
+                needed = (1 + share) * (state_bytes / pp + saved) + process
                 yield whole, needed
-                if needed <= NEAR * self._room(shape):
+                if needed <= enough:
                     break
 
     def _room(self, shape: Shape) -> float:

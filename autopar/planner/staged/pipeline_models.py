@@ -131,6 +131,19 @@ class Pace:
     fastest: float
 
 
+@dataclass(frozen=True, slots=True)
+class Likeness:
+    """What of a model is read off for a shape of other samples: the share of its seconds, of the
+    bytes that a microbatch keeps; and bytes that other shardings may free."""
+
+    seconds: float = 1.0
+    bytes: float = 1.0
+    freed: int = 0
+
+
+ITSELF = Likeness()
+
+
 @dataclass(slots=True)
 class Models:
     """Solved shardings by tensor-parallel degree and samples, each solved when first asked for."""
@@ -162,6 +175,20 @@ class Models:
     def known(self, shape: Shape) -> Model | None:
         """As `of`, and None where it is not solved yet; no sharding of the shape is faster."""
         return self._models.get((shape.candidate.model, shape.samples))
+
+    def like(self, shape: Shape) -> tuple[Model, Likeness] | None:
+        """What is most like a shape that is not solved yet: the same ranks with the fewest samples
+        more, or the most of those with less. None where it is solved, or nothing is known."""
+        mesh, own = shape.candidate.model, shape.samples
+        if (mesh, own) in self._models:
+            return None
+        known = {n: model for (of, n), model in self._models.items() if of == mesh and model}
+        if not known:
+            return None
+        samples = min((n for n in known if n > own), default=max(known))
+        model, share = known[samples], own / samples
+        # Fewer samples take no less each; more of them, no less.
+        return model, Likeness(min(1.0, share), share, model.solved.squeezable)
 
     def _leaner(self, fastest: Model | None) -> Model | None:
         """The fastest sharding under a limit near the least that any holds."""

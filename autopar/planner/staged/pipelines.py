@@ -30,7 +30,7 @@ from autopar.planner.solve.solved import Solved
 from autopar.planner.solve.standings import Standings, Steps, beat, offers, refuse
 from autopar.planner.staged.cores import CoreTrials
 from autopar.planner.staged.found import FOUND, NAMED, VEE, limits
-from autopar.planner.staged.lower_bounds import LowerBounds
+from autopar.planner.staged.lower_bounds import LowerBounds, Share
 from autopar.planner.staged.orders import Orders
 from autopar.planner.staged.pipeline_models import Model, Models
 from autopar.planner.staged.shapes import EVERY, Core, Shape
@@ -191,7 +191,8 @@ class Pipelines:
                 if model is not None:
                     for core in self._cores(shape):
                         least = core.recompute == Recompute(FULL) and core.name in first
-                        if least and self._bounds.fitting(core, model)[1] < now.best_s:
+                        shares = [*self._bounds.shares(core, model)] if least else []
+                        if least and self._bounds.fitting(core, model, shares)[1] < now.best_s:
                             now = yield from self._try(core, now)
         return now
 
@@ -217,23 +218,45 @@ class Pipelines:
         now, opened = replace(now, tried=now.tried + 1), list[Opened]()
         if shape.pp > self._models.most_units:
             return refuse(now, _too_many(shape.pp, self._models.most_units)), opened
+        if now.best is not None and self._promise_s(shape) >= now.best_s:
+            return now, opened
         model, lean_s = self._models.of(shape), float("inf")
         if model is None:
             return now, opened
+        shares: dict[Recompute | None, list[Share]] = {}
         for core in self._cores(shape):
             bound_s = self._bounds.core_s(core, model)
             if bound_s >= now.best_s:
                 continue
-            needed, work_s = self._bounds.fitting(core, model)
+            if core.recompute not in shares:
+                shares[core.recompute] = [*self._bounds.shares(core, model)]
+            needed, work_s = self._bounds.fitting(core, model, shares[core.recompute])
             if work_s < float("inf"):
                 opened.append((max(bound_s, work_s), core))
             else:
                 self._too_big.append((needed, core))
-            if not shape.lean and self._bounds.short(core, model):
+            if not shape.lean and self._bounds.short(core, shares[core.recompute]):
                 lean_s = min(lean_s, bound_s)
         if lean_s < float("inf"):
             opened.append((lean_s, replace(shape, lean=True)))
         return now, opened
+
+    def _promise_s(self, shape: Shape) -> float:
+        """Seconds that no core of a shape is expected to beat, by what is most like it; 0 where
+        nothing is, or it is solved."""
+        known, least_s = self._models.like(shape), float("inf")
+        if known is None:
+            return 0.0
+        model, like = known
+        shares: dict[Recompute | None, list[Share]] = {}
+        for core in self._cores(shape):
+            if self._stages(core) > len(model.cuts.units):
+                continue
+            if core.recompute not in shares:
+                shares[core.recompute] = [*self._bounds.shares(core, model, like)]
+            _, work_s = self._bounds.fitting(core, model, shares[core.recompute], like)
+            least_s = min(least_s, max(work_s, self._bounds.core_s(core, model, like)))
+        return least_s
 
     def _try(self, core: Core, now: Standings) -> Steps:
         """A core alone, played and offered."""
@@ -306,13 +329,19 @@ class Pipelines:
 
     def _order(self, core: Core, model: Model) -> Order:
         """Raises `ScheduleError` where the model or the schedule does not allow it."""
-        units, stages = len(model.cuts.units), core.shape.pp * core.depth
+        units, stages = len(model.cuts.units), self._stages(core)
         if core.name in SCHEDULES:
-            microbatches = core.shape.candidate.microbatches
-            stages *= kind_of(core.name, core.shape.pp, microbatches, core.depth).stages
-        if stages > units and self.question.actions is None:
+            kind_of(core.name, core.shape.pp, core.shape.candidate.microbatches, core.depth)
+        if stages > units:
             raise ScheduleError(_too_many(stages, units))
         return self._orders.of(core, model)
+
+    def _stages(self, core: Core) -> int:
+        """Parts that the model is cut into; 0: lists that were given say so."""
+        if self.question.actions is not None:
+            return 0
+        kind = SCHEDULES.get(core.name)
+        return core.shape.pp * core.depth * (1 if kind is None else kind.stages)
 
 
 def _too_many(stages: int, units: float) -> str:
