@@ -2,15 +2,16 @@
 
 One rank of the mesh is taken, on the meta device: every op checks its operands' shapes and dtypes,
 and so do the collectives, which need no other rank there. Instances that hold the same run once for
-operands of one kind, so that the depth of a model costs nothing.
+operands of one kind, and so do stages, so that the depth of a model costs nothing.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from types import ModuleType, SimpleNamespace
 from typing import Any, cast
 
@@ -62,7 +63,8 @@ def _step(
         if hasattr(module, "STAGES"):
             _stages(module, pieces, sent)
             return {name: tuple(value.shape) for name, value in (sent or {}).items()}
-        model = _model(module.Model, module)
+        model = _declared_model(module.Model)
+        _once_a_kind(model, module, _kinds(model, {}))
         extra: dict[str, Any] = {}
         if hasattr(type(model), "counts"):
             extra["counts"] = cast(Any, model).counts(pieces)
@@ -70,11 +72,9 @@ def _step(
         return {}
 
 
-def _model(make: Callable[[], nn.Module], module: ModuleType) -> nn.Module:
+def _declared_model(make: Callable[[], nn.Module]) -> nn.Module:
     model = make()
     declared_in(model)
-    _once_a_kind(model, module)
-    vars(module).update(recompute=_called)  # what ran once gives nothing to run again
     return model
 
 
@@ -87,8 +87,10 @@ def _stages(
     stages before it made them."""
     stages: tuple[Stage, ...] = module.STAGES
     values: Mapping[str, Value] = module.VALUES
+    numbers: dict[Any, int] = {}
+    ran: dict[Any, tuple[torch.Tensor, ...]] = {}
     for stage in stages:
-        model = _model(stage.module, module)
+        model = _declared_model(stage.module)
         given: list[Any] = []
         for name in stage.takes:
             if name == "counts":
@@ -98,19 +100,27 @@ def _stages(
                 given.append(_declared(values[name]) if sent is None else _leaf(sent[name]))
             else:
                 given.append(pieces[name])
-        made = model(*given)
-        several = made if isinstance(made, tuple) else (made,)
-        for name, one in zip(stage.gives, several, strict=True):
+        kinds = _kinds(model, numbers)
+        key = (kinds[model], *map(_kind, given))
+        if key not in ran:
+            _once_a_kind(model, module, kinds)
+            ran[key] = _both_ways(model, given)
+        for name, one in zip(stage.gives, ran[key], strict=True):
             if sent is not None and name in values:
                 sent[name] = one
             elif name in values and tuple(one.shape) != values[name].shape:
                 raise ValueError(
                     f"{name} is {list(one.shape)}, and VALUES declares {list(values[name].shape)}"
                 )
-        torch.autograd.backward(
-            [one for one in several if one.requires_grad],
-            [torch.empty_like(one) for one in several if one.requires_grad],
-        )
+
+
+def _both_ways(model: nn.Module, given: Sequence[Any]) -> tuple[torch.Tensor, ...]:
+    """What a stage makes of ``given``, after its backward."""
+    made = model(*given)
+    several: tuple[torch.Tensor, ...] = made if isinstance(made, tuple) else (made,)
+    trained = [one for one in several if one.requires_grad]
+    torch.autograd.backward(trained, [torch.empty_like(one) for one in trained])
+    return several
 
 
 def _declared(value: Value) -> torch.Tensor:
@@ -154,33 +164,42 @@ def _first_of(mesh: Mesh, named: Iterable[str]) -> ranks.Ranks:
     return cast(ranks.Ranks, here)
 
 
-def _once_a_kind(model: nn.Module, module: ModuleType) -> None:
-    """Instances of one class that hold the same share what a forward gave for operands of one kind.
+def _once_a_kind(model: nn.Module, module: ModuleType, kinds: Mapping[nn.Module, int]) -> None:
+    """Instances of one of the ``kinds`` share what a forward gave for operands of one kind.
 
     A class says nothing of their sizes: its constructor may be given widths.
     """
-    kinds = _kinds(model)
     own = [m for m in model.modules() if type(m).__module__ == module.__name__]
     several = Counter(kinds[m] for m in own)
     given: dict[Any, Any] = {}
     for instance in own:
         if several[kinds[instance]] > 1:
             instance.forward = _remembered(instance.forward, kinds[instance], given)
+    vars(module).update(recompute=_called)  # what ran once gives nothing to run again
 
 
-def _kinds(model: nn.Module) -> dict[nn.Module, int]:
+def _kinds(model: nn.Module, numbers: dict[Any, int]) -> dict[nn.Module, int]:
     """A number for every module inside: the same for those of one class with the same tensors,
-    settings and modules under the same names."""
-    numbers: dict[Any, int] = {}
+    settings and modules under the same names. ``numbers``: of what was met before.
+
+    Keys of a `ModuleDict` are counted through the model, in settings that name one too: stages
+    differ by the layers that they are told, and go the same way through them.
+    """
     kinds: dict[nn.Module, int] = {}
+    dicts = [modules_of(m) for m in model.modules() if type(m) is nn.ModuleDict]
+    places = {name: n for n, name in enumerate(dict.fromkeys(chain.from_iterable(dicts)))}
+
+    def setting_of(setting: Any) -> str | int:
+        return places[setting] if isinstance(setting, str) and setting in places else repr(setting)
 
     def number(module: nn.Module) -> int:
         if module not in kinds:
-            settings = [(n, repr(v)) for n, v in vars(module).items() if not n.startswith("_")]
+            settings = [(n, setting_of(v)) for n, v in vars(module).items() if not n.startswith("_")]
             held = {**parameters_of(module), **buffers_of(module)}
             tensors = [(n, None if t is None else _kind(t)) for n, t in held.items()]
+            named = places if type(module) is nn.ModuleDict else {}
             below = modules_of(module).items()
-            inside = [(n, None if m is None else number(m)) for n, m in below]
+            inside = [(named.get(n, n), None if m is None else number(m)) for n, m in below]
             kind = (type(module), tuple(settings), tuple(tensors), tuple(inside))
             kinds[module] = numbers.setdefault(kind, len(numbers))
         return kinds[module]

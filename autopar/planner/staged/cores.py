@@ -104,8 +104,9 @@ class CoreTrials:
         ranked = sorted(zip(now, self.layouts, strict=True), key=lambda pair: pair[0].step_s)
         every, fits = self._every(), False
         if every:
-            for _, layout in ranked:
-                options = self._by_table(self.tables(layout), every)
+            for trial, layout in ranked:  # of the only cut, where there is no other
+                alone = len(every) == 1
+                options = [trial] if alone else self._by_table(self.tables(layout), every)
                 for answer in self._fitting(layout, options):
                     fits = True
                     yield answer
