@@ -22,7 +22,8 @@ from autopar.nouns.axes import BATCH
 from autopar.nouns.graph import Graph
 from autopar.nouns.kinds import DRAWS
 from autopar.nouns.sharding import Sharding
-from autopar.rules.resharding import Collective, Step, collectives, reshard
+from autopar.rules.reshard import reshard
+from autopar.rules.resharding import Collective, Step, collectives
 from autopar.rules.strategies import Strategy
 
 

@@ -31,7 +31,8 @@ from autopar.nouns.sharding import DEFERRED, PARTIAL, WHOLE, Placement, Sharding
 from autopar.rules.cut import BatchCut
 from autopar.rules.notation import BoundRule
 from autopar.rules.registry import bind
-from autopar.rules.resharding import Step, reshard
+from autopar.rules.reshard import reshard
+from autopar.rules.resharding import Step
 from autopar.rules.strategies import DEFER, NOTHING, PASS_PARTIAL, Strategy, flows, shardings
 
 Binder = Callable[[str | None, Op, Graph], BoundRule]

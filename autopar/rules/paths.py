@@ -1,4 +1,4 @@
-"""The steps of `autopar.rules.resharding.reshard` between all pairs of shardings at once.
+"""The steps of `autopar.rules.reshard.reshard` between all pairs of shardings at once.
 
 A *state* is one placement for each axis of a mesh. All states of a tensor and the single-axis steps
 between them make a graph; which steps are legal, and how much each sends relative to the tensor,

@@ -13,7 +13,8 @@ from autopar.nouns.plan import Spread, key
 from autopar.nouns.sharding import Placement, Sharding, split
 from autopar.rules.batch import batch_flow
 from autopar.rules.registry import bind
-from autopar.rules.resharding import collectives, reshard
+from autopar.rules.reshard import reshard
+from autopar.rules.resharding import collectives
 from autopar.rules.strategies import Strategy, flows, shardings, strategies
 
 

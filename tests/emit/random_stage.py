@@ -17,7 +17,7 @@ from autopar.nouns.sharding import Placement, Sharding, split
 from autopar.rules.batch import batch_flow
 from autopar.rules.cut import BatchCut, Cut
 from autopar.rules.registry import bind
-from autopar.rules.resharding import reshard
+from autopar.rules.reshard import reshard
 from autopar.rules.strategies import flows, shardings, strategies
 
 

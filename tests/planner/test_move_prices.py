@@ -16,7 +16,7 @@ from autopar.nouns.sharding import DEFERRED, PARTIAL, WHOLE, Sharding, split
 from autopar.planner.problem.codes import Codes
 from autopar.planner.problem.move_prices import FEW, FEW_WAYS, MovePrices
 from autopar.pricing.prices import Prices
-from autopar.rules.resharding import reshard
+from autopar.rules.reshard import reshard
 
 CLUSTER = load_cluster("examples/clusters/h100_8x8.yaml")
 PLACEMENTS = (WHOLE, DEFERRED, PARTIAL, split(0), split(1))

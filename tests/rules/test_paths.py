@@ -10,7 +10,7 @@ import pytest
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.sharding import Placement, Sharding
 from autopar.rules.paths import Paths, Terrain, paths
-from autopar.rules.resharding import reshard
+from autopar.rules.reshard import reshard
 
 CASES = [
     ((4, 8), (2, 2), True),

@@ -15,12 +15,12 @@ from torch import Tensor
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.sharding import DEFERRED, PARTIAL, WHOLE, Placement, Sharding, split
 from autopar.rules import resharding
+from autopar.rules.reshard import reshard
 from autopar.rules.resharding import (
     COLLECTIVES,
     Collective,
     Step,
     collectives,
-    reshard,
     transition,
 )
 from tests.rules.simulate import Pieces, bounds, collect, coordinates, deal, dual, same

@@ -24,7 +24,8 @@ from autopar.planner.problem.codes import (
 )
 from autopar.pricing.prices import Prices
 from autopar.rules.paths import Paths, Terrain, paths
-from autopar.rules.resharding import COLLECTIVES, Collective, full_side, reshard, transition
+from autopar.rules.reshard import reshard
+from autopar.rules.resharding import COLLECTIVES, Collective, full_side, transition
 
 FEW = 100
 """Pairs of shardings up to which each is priced by itself where one model axis moves."""

@@ -10,7 +10,7 @@ import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from autopar.nouns.axes import CONTEXT, EXPERT, HEADS, SEQUENCES
+from autopar.nouns.axes import EXPERT, SEQUENCES
 from autopar.nouns.mesh import Mesh
 from autopar.planner.ask.candidates import Candidate
 from autopar.planner.ask.question import Answer
@@ -101,7 +101,8 @@ def try_families(
 
 
 def _shares_less(one: Mesh, other: Mesh) -> bool:
-    """On the same model axes, and by rows alone. Heads beside rows may move less than so many rows,
-    and no less than the rows that they stand beside."""
-    alike = one.without(SHARED) == other.without(SHARED) and one.size(HEADS) == 1
-    return alike and all(other.size(axis) % one.size(axis) == 0 for axis in (EXPERT, CONTEXT))
+    """On the same model axes, and by rows alone or by fewer heads too. Heads beside rows may move
+    less than so many rows, and no less than the rows, or rows and fewer heads, that they stand
+    beside."""
+    alike = one.without(SHARED) == other.without(SHARED)
+    return alike and all(other.size(axis) % one.size(axis) == 0 for axis in (EXPERT, *SEQUENCES))
