@@ -48,7 +48,9 @@ def reshard(
     start = tuple(source.on(a) for a in mesh.axes)
     goal = tuple(target.on(a) for a in mesh.axes)
     changing = [i for i, (s, g) in enumerate(zip(start, goal, strict=True)) if s != g]
-    walk, first = _walk_of(start, goal, changing[0], shape, mesh, differentiable)
+    odd = any([p.zigzag for p in start]) or any([p.zigzag for p in goal])
+    outer = () if odd else start[: changing[0]]
+    walk, first = _walk_of(outer, shape, mesh.sizes, differentiable)
     if len(changing) == 1:
         step = changing[0], goal[changing[0]]
         if walk.kinds(start[first:], step[0] - first, step[1]) is not None:
@@ -59,32 +61,28 @@ def reshard(
     return _steps(walk, first, start, [(first + i, to) for i, to in order], shape, mesh)
 
 
+@lru_cache(maxsize=1 << 12)
 def _walk_of(
-    start: State,
-    goal: State,
-    changes: int,
-    shape: tuple[int, ...],
-    mesh: Mesh,
-    differentiable: bool,
+    outer: State, shape: tuple[int, ...], sizes: tuple[int, ...], differentiable: bool
 ) -> tuple[_Walk, int]:
-    """The walk of all that divides as this tensor does, over the axes from the first of them on:
-    those outside of ``changes``, the first that does, never move."""
-    outer = [(p.dim, n) for p, n in zip(start[:changes], mesh.sizes, strict=False) if p.kind == "S"]
-    local = list(shape)
-    for dim, size in outer:
-        local[dim], left = divmod(local[dim], size)
-        if left:
-            break
-    else:
-        left = any(p.zigzag for p in (*start, *goal))
-    if left:  # a walk over all axes says more of what is uneven, and of pieces in zigzag
-        changes, outer, local = 0, [], list(shape)
-    sizes, dims = mesh.sizes[changes:], {dim for dim, _ in outer}
+    """The walk of all that divides as a tensor of this shape does, over the axes from some on.
+
+    ``outer``: placements on the axes outside of the first that changes, which never move; none
+    where pieces lie in zigzag. Over all axes where these cut some dim unevenly.
+    """
+    local, dims = list(shape), set[int]()
+    for placement, size in zip(outer, sizes, strict=False):
+        if placement.kind == "S":
+            dims.add(placement.dim)
+            local[placement.dim], left = divmod(local[placement.dim], size)
+            if left:
+                return _walk_of((), shape, sizes, differentiable)
+    sizes = sizes[len(outer) :]
     # Ways to cut are products of some of the sizes: of a dim only this divisor of it counts.
     every = math.prod(sizes)
     divisors = tuple(math.gcd(size, every) for size in local)
     cut = tuple(dim in dims for dim in range(len(shape)))
-    return _walk(divisors, cut, sizes, differentiable), changes
+    return _walk(divisors, cut, sizes, differentiable), len(outer)
 
 
 def _steps(
@@ -100,10 +98,18 @@ def _steps(
     for i, to in order:
         kinds = walk.kinds(state[first:], i - first, to)
         assert kinds is not None
-        local = Sharding.of(zip(mesh.axes, state, strict=True)).local_shape(shape, mesh)
-        steps.append(Step(mesh.axes[i], state[i], to, *kinds, local))
+        steps.append(Step(mesh.axes[i], state[i], to, *kinds, _local(state, shape, mesh.sizes)))
         state = (*state[:i], to, *state[i + 1 :])
     return tuple(steps)
+
+
+def _local(state: State, shape: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """As `Sharding.local_shape`."""
+    local = list(shape)
+    for placement, size in zip(state, sizes, strict=True):
+        if placement.kind == "S":
+            local[placement.dim] = -(-local[placement.dim] // size)
+    return tuple(local)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,11 @@ from autopar.rules.work import Work
 
 @dataclass(slots=True)
 class Bindings:
-    """Bound rules by (block, op), and for each op which of its tensors it is the first to save."""
+    """Bound rules by (block, op), and for each op which of its tensors it is the first to save.
+    Equal rules are one object."""
 
     _bound: dict[tuple[str | None, str], BoundRule] = field(default_factory=dict)
+    _equal: dict[tuple[object, ...], BoundRule] = field(default_factory=dict)
     _saved: dict[str | None, dict[str, tuple[str, ...]]] = field(default_factory=dict)
     works: dict[tuple[object, ...], Work] = field(default_factory=dict)
     """See `Prices.works`."""
@@ -23,7 +25,9 @@ class Bindings:
     def of(self, block: str | None, op: Op, graph: Graph) -> BoundRule:
         bound = self._bound.get((block, op.name))
         if bound is None:
-            bound = self._bound[block, op.name] = bind(op, graph.tensors)
+            made = bind(op, graph.tensors)
+            parts = made.rule, made.operands, made.results, tuple(made.factors.items())
+            bound = self._bound[block, op.name] = self._equal.setdefault(parts, made)
         return bound
 
     def saved_by(self, block: str | None, op: Op, graph: Graph) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ equally, and its objective is exactly that of the lifted plan (`autopar.pricing.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -29,11 +29,12 @@ from autopar.planner.problem.ledger import Ledger
 from autopar.planner.problem.legal import Legal
 from autopar.planner.problem.move_prices import MovePrices
 from autopar.planner.problem.nodes import OWNED, Folded, Node
-from autopar.planner.problem.op_tables import OpTable, op_table
+from autopar.planner.problem.op_tables import Flow, Forms, OpTable, op_table
 from autopar.planner.problem.posed import Posed, Stored
 from autopar.pricing.prices import Prices
 from autopar.pricing.state_prices import StatePrices
 from autopar.rules.cut import BatchCut
+from autopar.rules.notation import BoundRule
 from autopar.rules.strategies import Strategy, flows
 
 Scope = str | None
@@ -108,6 +109,7 @@ class _Folding:
         self.source: dict[tuple[Scope, str], tuple[int, str]] = {}
         self.fixed: dict[tuple[Scope, str], int] = {}
         self.tables: dict[tuple[Scope, str], OpTable] = {}
+        self.forms: dict[tuple[object, ...], Forms] = {}
         self.stored: list[Stored] = []
 
     def run(self) -> None:
@@ -192,9 +194,21 @@ class _Folding:
             bound, legal = self.legal.of(scope, graph, op)
             saved = self.legal.bindings.saved_by(scope, op, graph)
             prices = self.ledger.moves.prices
-            table = op_table(op, bound, legal, graph.tensors, self.codes, prices, saved, scope)
+            forms = self._forms_of(bound, legal, *flows(op, graph.tensors))
+            table = op_table(
+                op, bound, legal, forms, graph.tensors, self.mesh, prices, saved, scope
+            )
             self.tables[scope, op.name] = table
         return table
+
+    def _forms_of(
+        self, bound: BoundRule, legal: Sequence[Strategy], into: Flow, out: Flow
+    ) -> Forms:
+        """Of one rule and one list of strategies, which outlive this."""
+        place = id(bound), id(legal), into, out
+        if place not in self.forms:
+            self.forms[place] = Forms.of(bound, legal, into, out, self.codes)
+        return self.forms[place]
 
     def _updated(self, name: str, readers: Readers) -> bool:
         """A buffer that its one reader writes (running statistics)."""

@@ -44,6 +44,8 @@ class Legal:
     _legal: dict[tuple[str | None, str], tuple[BoundRule, list[Strategy]]] = field(
         default_factory=dict
     )
+    _alike: dict[tuple[object, ...], list[Strategy]] = field(default_factory=dict)
+    """By all that strategies hang on: ops that have it in common share one list."""
 
     @property
     def model_axes(self) -> list[str]:
@@ -65,12 +67,25 @@ class Legal:
         where = key(block, op.name)
         apart = any(key(block, name) in self.cut.apart for name in op.inputs)
         pinned = {a: self._on_batch_axis(a, bound, where, apart) for a in self.batch_axes}
-        legal = strategies(bound, self.mesh, any(flows(op, graph.tensors)[1]), pinned)
+        samples, flowing = self.cut.samples.choices[where], any(flows(op, graph.tensors)[1])
+        place = (id(bound), op.kind, tuple(pinned.values()), samples, flowing)
+        if place not in self._alike:
+            self._alike[place] = self._listed(op, bound, pinned, samples, flowing)
+        return bound, self._alike[place]
+
+    def _listed(
+        self,
+        op: Op,
+        bound: BoundRule,
+        pinned: Mapping[str, tuple[str, ...]],
+        samples: str,
+        flowing: bool,
+    ) -> list[Strategy]:
+        legal = strategies(bound, self.mesh, flowing, pinned)
         if not legal:
             raise NoStrategy(
                 f"op {op.kind} at {op.source} cannot be cut by {self.mesh} (rule {bound})"
             )
-        samples = self.cut.samples.choices[where]
         taken = {samples, *restricted(bound.rule)} & bound.factors.keys()
         if taken:
             legal = [s for s in legal if all(s.on(a) not in taken for a in self.model_axes)]
@@ -85,7 +100,7 @@ class Legal:
         if self.must_split and bound.rule.cost in PRODUCTS:
             split = [s for s in legal if any(s.on(a) in bound.factors for a in self.model_axes)]
             legal = split or legal
-        return bound, legal
+        return legal
 
     def _on_batch_axis(
         self, axis: str, bound: BoundRule, where: str, apart: bool

@@ -10,7 +10,7 @@ import numpy as np
 from autopar.lowering.lowered import LoweredOp, Operand
 from autopar.nouns.graph import Op, Tensor
 from autopar.nouns.mesh import Mesh
-from autopar.nouns.sharding import Placement
+from autopar.nouns.sharding import Placement, Sharding
 from autopar.planner.problem.codes import Codes, Ints, digit
 from autopar.planner.problem.saved import saved_bytes
 from autopar.pricing.prices import Prices
@@ -23,6 +23,8 @@ from autopar.rules.strategies import (
     result_placement,
     shardings,
 )
+
+Flow = tuple[bool, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,43 +44,78 @@ class OpTable:
     saved: Ints
 
 
+@dataclass(frozen=True, slots=True)
+class Forms:
+    """What ops of one rule under the same strategies have in common: `OpTable` without figures.
+
+    alike: of each strategy which of ``first``, rows that cost differently, it costs as much as.
+    taken: of each of these the shardings of operands and of results.
+    """
+
+    wants: tuple[Ints, ...]
+    gives: tuple[Ints, ...]
+    alike: list[int]
+    first: list[int]
+    taken: list[tuple[tuple[Sharding, ...], tuple[Sharding, ...]]]
+
+    @staticmethod
+    def of(
+        bound: BoundRule, legal: Sequence[Strategy], into: Flow, out: Flow, codes: Codes
+    ) -> Forms:
+        """``into``, ``out``: see `flows`."""
+        mesh = codes.mesh
+        names = list(dict.fromkeys([NOTHING, *(c for s in legal for _, c in s.choices)]))
+        number = {name: k for k, name in enumerate(names)}
+        chosen = np.array([[number[s.on(a)] for a in mesh.axes] for s in legal], np.int64)
+        chosen = chosen.reshape(len(legal), len(mesh.axes))
+        wants = tuple(
+            codes.pack(_digits([operand_placement(bound, k, c, grad) for c in names])[chosen])
+            for k, grad in enumerate(into)
+        )
+        gives = tuple(
+            codes.pack(_digits([result_placement(bound, term, c, grad) for c in names])[chosen])
+            for term, grad in zip(bound.results, out, strict=True)
+        )
+        for shared in (*wants, *gives):
+            shared.setflags(write=False)
+        alike, first = _alike(bound, names, chosen, mesh)
+        taken = [shardings(bound, legal[row], mesh, into, out) for row in first]
+        return Forms(wants, gives, alike, first, taken)
+
+
 def op_table(
     op: Op,
     bound: BoundRule,
     legal: Sequence[Strategy],
+    forms: Forms,
     tensors: Mapping[str, Tensor],
-    codes: Codes,
+    mesh: Mesh,
     prices: Prices,
     saved: Sequence[str],
     scope: str | None = None,
 ) -> OpTable:
     """The table of ``op``; ``saved`` names the tensors that it is the first to keep.
 
-    ``scope``: the block whose body it lies in.
+    ``forms``: of its rule under the ``legal`` strategies. ``scope``: the block whose body it lies
+    in.
     """
-    mesh = codes.mesh
-    names = list(dict.fromkeys([NOTHING, *(c for s in legal for _, c in s.choices)]))
-    number = {name: k for k, name in enumerate(names)}
-    chosen = np.array([[number[s.on(a)] for a in mesh.axes] for s in legal], np.int64).reshape(
-        len(legal), len(mesh.axes)
-    )
-    into, out = flows(op, tensors)
-    wants = tuple(
-        codes.pack(_digits([operand_placement(bound, k, c, grad) for c in names])[chosen])
-        for k, grad in enumerate(into)
-    )
-    gives = tuple(
-        codes.pack(_digits([result_placement(bound, term, c, grad) for c in names])[chosen])
-        for term, grad in zip(bound.results, out, strict=True)
-    )
-    alike, first = _alike(bound, names, chosen, mesh)
+    into, _ = flows(op, tensors)
     cost, kept = [], []
-    for row in first:
-        lowered = _lowered(op, bound, legal[row], mesh, into, out)
+    for row, (wants, gives) in zip(forms.first, forms.taken, strict=True):
+        operands = tuple(
+            Operand(name, want, (), grad)
+            for name, want, grad in zip(op.inputs, wants, into, strict=True)
+        )
+        lowered = LoweredOp(op, bound, legal[row], operands, gives)
         cost.append(prices.op(lowered, tensors, scope))
         kept.append(saved_bytes(lowered, tensors, mesh, saved))
+    alike = forms.alike
     return OpTable(
-        legal, wants, gives, np.array(cost, np.int64)[alike], np.array(kept, np.int64)[alike]
+        legal,
+        forms.wants,
+        forms.gives,
+        np.array(cost, np.int64)[alike],
+        np.array(kept, np.int64)[alike],
     )
 
 
@@ -114,20 +151,3 @@ def _alike(
             first.append(row)
         alike.append(group)
     return alike, first
-
-
-def _lowered(
-    op: Op,
-    bound: BoundRule,
-    strategy: Strategy,
-    mesh: Mesh,
-    into: tuple[bool, ...],
-    out: tuple[bool, ...],
-) -> LoweredOp:
-    """``op`` under one strategy, operands taken as they are wanted."""
-    wants, gives = shardings(bound, strategy, mesh, into, out)
-    operands = tuple(
-        Operand(name, want, (), grad)
-        for name, want, grad in zip(op.inputs, wants, into, strict=True)
-    )
-    return LoweredOp(op, bound, strategy, operands, gives)
