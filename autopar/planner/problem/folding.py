@@ -10,7 +10,7 @@ equally, and its objective is exactly that of the lifted plan (`autopar.pricing.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -34,7 +34,6 @@ from autopar.planner.problem.posed import Posed, Stored
 from autopar.pricing.prices import Prices
 from autopar.pricing.state_prices import StatePrices
 from autopar.rules.cut import BatchCut
-from autopar.rules.notation import BoundRule
 from autopar.rules.strategies import Strategy, flows
 
 Scope = str | None
@@ -109,7 +108,7 @@ class _Folding:
         self.source: dict[tuple[Scope, str], tuple[int, str]] = {}
         self.fixed: dict[tuple[Scope, str], int] = {}
         self.tables: dict[tuple[Scope, str], OpTable] = {}
-        self.forms: dict[tuple[object, ...], Forms] = {}
+        self.forms: dict[tuple[int, int, Flow, Flow], Forms] = {}
         self.stored: list[Stored] = []
 
     def run(self) -> None:
@@ -194,21 +193,16 @@ class _Folding:
             bound, legal = self.legal.of(scope, graph, op)
             saved = self.legal.bindings.saved_by(scope, op, graph)
             prices = self.ledger.moves.prices
-            forms = self._forms_of(bound, legal, *flows(op, graph.tensors))
+            # `Bindings` and `Legal` keep the rule and the list, so that no other has its id.
+            place = id(bound), id(legal), *flows(op, graph.tensors)
+            if place not in self.forms:
+                self.forms[place] = Forms.of(bound, legal, *place[2:], self.codes)
+            forms = self.forms[place]
             table = op_table(
                 op, bound, legal, forms, graph.tensors, self.mesh, prices, saved, scope
             )
             self.tables[scope, op.name] = table
         return table
-
-    def _forms_of(
-        self, bound: BoundRule, legal: Sequence[Strategy], into: Flow, out: Flow
-    ) -> Forms:
-        """Of one rule and one list of strategies, which outlive this."""
-        place = id(bound), id(legal), into, out
-        if place not in self.forms:
-            self.forms[place] = Forms.of(bound, legal, into, out, self.codes)
-        return self.forms[place]
 
     def _updated(self, name: str, readers: Readers) -> bool:
         """A buffer that its one reader writes (running statistics)."""

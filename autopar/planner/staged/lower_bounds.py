@@ -10,11 +10,11 @@ gains no more over the slowest than it does where one device has all of the mode
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from autopar.nouns.offload import OFFLOAD
-from autopar.nouns.recompute import KEEP_ALL
+from autopar.nouns.recompute import KEEP_ALL, Recompute
 from autopar.pipeline.schedules.table import SCHEDULES
 from autopar.planner.ask.candidates import Candidate, StateLayout, layouts, offloaded
 from autopar.planner.ask.question import Question
@@ -112,6 +112,17 @@ class LowerBounds:
         pass_s -= (whole.forward_s + whole.backward_s) * (1.0 - like.seconds)
         late_s = min(whole.streamed_s for whole in fitting) / pp
         return needed, m * pass_s / model.pace(views, core.levels[0]).ranks + late_s
+
+    def fitting_s(self, cores: Iterable[Core], model: Model, like: Likeness) -> float:
+        """Seconds of the fastest core of one shape that fits; infinite: none does."""
+        shares: dict[Recompute | None, list[Share]] = {}
+        least_s = float("inf")
+        for core in cores:
+            if core.recompute not in shares:
+                shares[core.recompute] = [*self.shares(core, model, like)]
+            _, work_s = self.fitting(core, model, shares[core.recompute], like)
+            least_s = min(least_s, max(work_s, self.core_s(core, model, like)))
+        return least_s
 
     def short(self, core: Core, shares: Sequence[Share]) -> bool:
         """Whether under every layout that keeps state on devices ranks have no memory to spare."""

@@ -244,19 +244,12 @@ class Pipelines:
     def _promise_s(self, shape: Shape) -> float:
         """Seconds that no core of a shape is expected to beat, by what is most like it; 0 where
         nothing is, or it is solved."""
-        known, least_s = self._models.like(shape), float("inf")
+        known = self._models.like(shape)
         if known is None:
             return 0.0
-        model, like = known
-        shares: dict[Recompute | None, list[Share]] = {}
-        for core in self._cores(shape):
-            if self._stages(core) > len(model.cuts.units):
-                continue
-            if core.recompute not in shares:
-                shares[core.recompute] = [*self._bounds.shares(core, model, like)]
-            _, work_s = self._bounds.fitting(core, model, shares[core.recompute], like)
-            least_s = min(least_s, max(work_s, self._bounds.core_s(core, model, like)))
-        return least_s
+        units = len(known[0].cuts.units)
+        few = (core for core in self._cores(shape) if self._stages(core) <= units)
+        return self._bounds.fitting_s(few, *known)
 
     def _try(self, core: Core, now: Standings) -> Steps:
         """A core alone, played and offered."""
