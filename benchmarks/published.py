@@ -126,16 +126,26 @@ def read_all(rows: Iterable[Row]) -> tuple[list[Run], dict[str, str]]:
     runs, reasons = [], {}
     for row in rows:
         try:
-            run = read_run(row)
-            price_run(run)
+            run = _read(row)
+            price_run(run)  # a constant that is missing ends here: it is no fault of the row
             peak_bytes(run.priced)
         except Unpriceable as error:
             reasons[row["id"]] = str(error)
-        except (ValueError, KeyError, TypeError, ArithmeticError) as error:
-            reasons[row["id"]] = f"its cells cannot be read: {error}"
+        except (ValueError, ArithmeticError) as error:
+            reasons[row["id"]] = f"its cells cannot be priced: {error}"
         else:
             runs.append(run)
     return runs, reasons
+
+
+def _read(row: Row) -> Run:
+    """Raises `Unpriceable`, also where a cell is not what its column holds."""
+    try:
+        return read_run(row)
+    except Unpriceable:
+        raise
+    except (ValueError, KeyError, TypeError, ArithmeticError) as error:
+        raise Unpriceable(f"its cells cannot be read: {error}") from error
 
 
 def price_run(run: Run) -> float:

@@ -194,7 +194,8 @@ def _kinds(model: nn.Module, numbers: dict[Any, int]) -> dict[nn.Module, int]:
 
     def number(module: nn.Module) -> int:
         if module not in kinds:
-            settings = [(n, setting_of(v)) for n, v in vars(module).items() if not n.startswith("_")]
+            public = (pair for pair in vars(module).items() if not pair[0].startswith("_"))
+            settings = [(n, setting_of(v)) for n, v in public]
             held = {**parameters_of(module), **buffers_of(module)}
             tensors = [(n, None if t is None else _kind(t)) for n, t in held.items()]
             named = places if type(module) is nn.ModuleDict else {}
