@@ -15,7 +15,7 @@ from torch import Tensor
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.sharding import DEFERRED, PARTIAL, WHOLE, Placement, Sharding, split
 from autopar.rules import resharding
-from autopar.rules.reshard import reshard
+from autopar.rules.reshard import _Walk, reshard
 from autopar.rules.resharding import (
     COLLECTIVES,
     Collective,
@@ -160,6 +160,26 @@ def test_three_axes(data: st.DataObject) -> None:
     source, target = (Sharding.of((a, data.draw(placements)) for a in mesh.axes) for _ in range(2))
     if cuts(source, shape, mesh) and cuts(target, shape, mesh):
         check(source, target, shape, mesh)
+
+
+@settings(max_examples=400, deadline=None, derandomize=True, database=None)
+@given(st.data())
+def test_ways_of_what_divides_alike_are_those_of_the_tensor_itself(data: st.DataObject) -> None:
+    """A walk is shared by what ranks have in common with a dim; one of the whole shape says so."""
+    sizes = data.draw(st.tuples(*[st.sampled_from([1, 2, 3, 4])] * 3))
+    shape = data.draw(st.tuples(*[st.integers(1, 60)] * 2))
+    mesh = Mesh(("a", "b", "c"), sizes)
+    start, goal = (data.draw(st.tuples(*[st.sampled_from(PLACEMENTS)] * 3)) for _ in range(2))
+    source, target = (Sharding.of(zip(mesh.axes, s, strict=True)) for s in (start, goal))
+    steps = reshard(source, target, shape, mesh, True)
+    if source == target:
+        assert steps == ()
+        return
+    order = _Walk(shape, (False, False), sizes, True).cheapest(start, goal)
+    if steps is None or order is None:
+        assert steps is order
+        return
+    assert [(step.axis, step.target) for step in steps] == [(mesh.axes[i], to) for i, to in order]
 
 
 @pytest.mark.parametrize(("mesh", "shape"), TWO[:2], ids=str)

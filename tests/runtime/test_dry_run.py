@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import cache
 from types import SimpleNamespace
@@ -12,11 +13,15 @@ import torch
 
 from autopar.cli import commands
 from autopar.emit import pytorch as emit_torch
+from autopar.files.cluster_file import load_cluster
+from autopar.frontends.pytorch.capture import capture
 from autopar.frontends.shared.captured import Captured
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.recompute import POLICIES
+from autopar.planner.planning import plan_captured
 from autopar.runtime.pytorch.dry_run import dry_run
 from autopar.runtime.shared.imported import BrokenProgram, imported
+from benchmarks.zoo_models import _DECODER, _ids, _library
 from tests.emit.harness import Emitted, capture_of, emitted
 from tests.emit.models import Llama, llama_batch
 from tests.emit.random_stage import random_stage
@@ -99,3 +104,20 @@ def test_a_broken_program_is_not_among_the_files(monkeypatch: pytest.MonkeyPatch
     result: Any = SimpleNamespace(plan=plan, lowered=made.lowered, captured=made.captured)
     with pytest.raises(BrokenProgram):
         commands._program(result)
+
+
+def test_a_stage_that_declares_another_shape_than_one_like_it() -> None:
+    """Stages that are alike run once, and each is compared with what it declares itself."""
+    settings = {**_DECODER, "num_hidden_layers": 10}
+    workload = _library("LlamaForCausalLM", "LlamaConfig", _ids(), **settings)()
+    captured = capture(workload)
+    cluster = load_cluster("examples/clusters/cpu_4.yaml")
+    made = plan_captured(captured, workload, cluster, "m.py", {"pp": "4"})
+    text = emit_torch.emit(made.lowered, made.plan, captured)["model.py"]
+    first, second = re.findall(r"lambda: Stages1To2\(layers=range\((\d+), (\d+)\)", text)
+    assert int(first[1]) - int(first[0]) == int(second[1]) - int(second[0])
+    dry_run(text, "program/model.py", captured.batch)
+    *_, last = re.finditer(r"Value\(\(([^()]*), 32\)\)", text)
+    wrong = text[: last.start()] + f"Value(({last[1]}, 15))" + text[last.end() :]
+    with pytest.raises(BrokenProgram, match=r", 32\], and VALUES declares .*, 15\]"):
+        dry_run(wrong, "program/model.py", captured.batch)
