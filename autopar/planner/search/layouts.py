@@ -128,13 +128,15 @@ def _sharing(question: Question, families: Families) -> Families:
 
 def _shared_by(question: Question, best: Answer | None) -> Sharing:
     """What ranks of pipelines share: as in the best plan of one stage, where there is one, and
-    sequences among fewer, since stages need less memory."""
+    sequences among fewer, since stages need less memory; experts among near ranks where that plan
+    has them whole, since its ranks may split state for each pass, which stages do not."""
     if best is None:
         return question.sharing
     model = best.decided.candidate.model
     along, experts = model.ways(SEQUENCES), model.size(EXPERT)
     fewer = tuple(n for n in question.sharing.along if n <= along)
-    return Sharing(fewer, (experts,) * (experts > 1), question.sharing.near)
+    near = tuple(n for n in question.sharing.experts if n <= question.sharing.near)
+    return Sharing(fewer, (experts,) if experts > 1 else near, question.sharing.near)
 
 
 def _steps(
