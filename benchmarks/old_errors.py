@@ -57,7 +57,8 @@ ERRORS: Mapping[str, OldError] = {
         ("tests/emit/test_sequences.py",)),
     "rows of a causal mask lose the mask beside it": OldError(
         _MOVED, "runtime/pytorch/layers.py",
-        "q.device, hidden)", "q.device, None)",
+        "_hidden_too(*band, keys.shape[2], window, hidden)",
+        "_band(*band, keys.shape[2], window, q)",
         ("tests/runtime/test_attention_rows.py",)),
     "a causal bias is cast": OldError(
         _MOVED, "runtime/pytorch/layers.py",

@@ -45,6 +45,12 @@ OPS: tuple[tuple[str, dict[str, Any], Shapes, tuple[int, ...]], ...] = (
         ((4, 6), (4, 2), (4, 2), (8, 10, 6), (8, 6, 10)),
         (4, 6),
     ),
+    (
+        "experts",
+        {"reads": "halves", "gate": (("mul", (0, 1), {}),), "transposed": False, "bias": False},
+        ((4, 6), (4, 2), (4, 2), (8, 20, 6), (8, 6, 10)),
+        (4, 6),
+    ),
 )
 """Kind, attrs, shapes of operands, shape of the result."""
 FRAMEWORKS = {"pytorch": pytorch_program, "jax": jax_program}

@@ -56,6 +56,7 @@ NEED_NOT = {
     "fingerprints": "what the plan was made for",
     "prediction": "what is expected of it",
     "runners_up": "what was not chosen",
+    "expert_imbalance": "what the prediction rests on",
     "searcher": "how it was found",
     "cluster_file": "what it was made for",
     "format": "how plan.json is read",

@@ -83,10 +83,11 @@ def test_no_layout_beats_the_lower_bound() -> None:
 
 
 def test_deeper_models_get_the_same_decisions_and_cost_the_same_search() -> None:
-    asked = [question(gpt(layers=n, **LARGE), 32, NODE, {"tp": "4"}) for n in (4, 16)]
+    pins = {"tp": "4", "microbatch": "4"}
+    asked = [question(gpt(layers=n, **LARGE), 32, NODE, pins) for n in (4, 16)]
     shallow, deep = map(search_plan, asked)
     assert shallow.best.decided.spread == deep.best.decided.spread
-    assert deep.tried <= shallow.tried  # what may still win hangs on times, and these on depth
+    assert deep.tried == shallow.tried
     best = deep.best.decided.candidate
     sizes = [problem_of(one, best) for one in asked]
     assert sizes[0] == sizes[1]
@@ -203,7 +204,7 @@ def test_plans_that_lost_are_told_apart_and_those_that_fit_stand_first() -> None
     with pytest.raises(NothingFits) as error:
         search_plan(question(graph, 32, memory_limited(1)))
     assert error.value.tightest is not None
-    limit = int(1.1 * error.value.tightest.priced.memory.total)
+    limit = int(1.2 * error.value.tightest.priced.memory.total)
     outcome = search_plan(question(graph, 32, memory_limited(limit)))
     rows = outcome.runners_up
     rows_of = [
