@@ -64,7 +64,7 @@ ERRORS: tuple[Planted, ...] = (
         "finish:_Finisher._block", 'if node.attrs["reverse"]:', 'if not node.attrs["reverse"]:'),
     _rule("a sum over pieces counts as whole (jax)", "gpt tp",
         "rules.strategies:result_placement",
-        'PARTIAL if any(bound.factors[f].kind == "summed" for f in factors) else WHOLE', "WHOLE"),
+        "return PARTIAL if summed else WHOLE", "return WHOLE"),
     _rule("the gradient of what all ranks read is not summed (jax)", "gpt tp",
         "rules.strategies:operand_placement", "DEFERRED if differentiable else WHOLE", "WHOLE"),
     _emission("a mean over pieces stays a mean (jax)", "ops replicate",
