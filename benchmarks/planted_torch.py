@@ -261,7 +261,7 @@ ERRORS: tuple[Planted, ...] = (
     _lifting("a window of one column less", "windowed tp",
         "mask_forms:_window", "return back[0] + 1", "return back[0]"),
     _runtime("sinks are no column", "sunk tp",
-        "ring_attention:_forward", "if sinks is not None:", "if sinks is None:"),
+        "ring_attention:_forward", "if beside.sinks is not None:", "if beside.sinks is None:"),
     _runtime("sinks learn the other way", "sunk cp",
         "ring_attention:_Sinks.backward", "-(lost * inner)", "(lost * inner)"),
     _emission("attention is not given its documents", "packed replicate",

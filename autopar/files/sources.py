@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import sysconfig
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from autopar.nouns.graph import Graph, Source
+from autopar.nouns.graph import Graph, Source, with_ops
 
 
 def relative_sources(graph: Graph, home: Path) -> Graph:
@@ -23,18 +22,7 @@ def relative_sources(graph: Graph, home: Path) -> Graph:
             names[source.file] = _relative(source.file, home)
         return replace(source, file=names[source.file])
 
-    return _mapped(graph, moved)
-
-
-def _mapped(graph: Graph, moved: Callable[[Source], Source]) -> Graph:
-    return replace(
-        graph,
-        ops=tuple(replace(op, source=moved(op.source)) for op in graph.ops),
-        blocks={
-            name: replace(block, body=_mapped(block.body, moved))
-            for name, block in graph.blocks.items()
-        },
-    )
+    return with_ops(graph, lambda part, op: replace(op, source=moved(op.source)))
 
 
 def _relative(file: str, home: Path) -> str:

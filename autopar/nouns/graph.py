@@ -14,7 +14,7 @@ by its path: the full one at top level, relative to the instance inside a block.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Literal
@@ -152,16 +152,22 @@ class Graph:
         return uses
 
 
-def without_sources(graph: Graph) -> Graph:
-    """The graph as it would be if its source were unknown."""
+def with_ops(graph: Graph, of: Callable[[Graph, Op], Op]) -> Graph:
+    """The graph with every op, inside of blocks too, as ``of`` has it: of the top level or body in
+    which it stands, and the op."""
     return replace(
         graph,
-        ops=tuple(replace(op, source=Source()) for op in graph.ops),
+        ops=tuple(of(graph, op) for op in graph.ops),
         blocks={
-            name: replace(block, body=without_sources(block.body))
+            name: replace(block, body=with_ops(block.body, of))
             for name, block in graph.blocks.items()
         },
     )
+
+
+def without_sources(graph: Graph) -> Graph:
+    """The graph as it would be if its source were unknown."""
+    return with_ops(graph, lambda part, op: replace(op, source=Source()))
 
 
 def freeze(value: Any) -> Any:

@@ -21,10 +21,9 @@ def strip_rows(window: int, columns: int) -> int:
     return max(window, STRIP_ROWS, -(-columns // STRIPS))
 
 
-def seen_pairs(rows: int, columns: int, window: int) -> int:
-    """Pairs of a row and a column that strips of causal attention compute: those from the first
-    column that a strip's first row sees to the last that its last row does."""
-    strip = strip_rows(window, columns)
+def seen_pairs(rows: int, columns: int, window: int, strip: int) -> int:
+    """Pairs of a row and a column that causal attention computes, ``strip`` rows at a time: those
+    from the first column that a strip's first row sees to the last that its last row does."""
     total = 0
     for first in range(0, rows, strip):
         stop = min(first + strip, rows)

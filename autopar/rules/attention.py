@@ -75,7 +75,8 @@ def _share_seen(op: Op, rows: int, columns: int) -> float:
         seen = seen_of_documents(columns, tokens, bool(op.attrs.get("causal")))
         return min(seen, float(op.attrs.get("window", columns))) / columns
     if "strip" in op.attrs:
-        return seen_pairs(rows, columns, op.attrs["window"]) / (rows * columns)
+        pairs = seen_pairs(rows, columns, op.attrs["window"], op.attrs["strip"])
+        return pairs / (rows * columns)
     if op.attrs.get("causal"):
         # Row i sees the columns up to i, and no more than there are, or the last few of them.
         short = min(rows, columns)

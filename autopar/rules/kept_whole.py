@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from autopar.nouns.graph import Graph, Op, Tensor
+from autopar.nouns.graph import Graph, Op, Tensor, with_ops
 from autopar.rules.notation import Rule
 
 MARK = "kept_whole"
@@ -19,14 +19,7 @@ def keep_whole(graph: Graph, kinds: Collection[str]) -> Graph:
     """The graph with every op of these kinds marked; itself where there are none."""
     if not kinds:
         return graph
-    return replace(
-        graph,
-        ops=tuple(_marked(op, kinds) for op in graph.ops),
-        blocks={
-            name: replace(block, body=keep_whole(block.body, kinds))
-            for name, block in graph.blocks.items()
-        },
-    )
+    return with_ops(graph, lambda part, op: _marked(op, kinds))
 
 
 def whole_rule(operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from autopar.nouns.graph import Graph, Op
+from autopar.nouns.graph import Graph, Op, with_ops
 from autopar.nouns.imbalance import Imbalance, ImbalanceError
 from autopar.rules.experts import IMBALANCE
 
@@ -18,21 +18,14 @@ def with_imbalance(graph: Graph, imbalance: Imbalance | None) -> Graph:
     if imbalance is None or imbalance.even:
         return graph
 
-    def of(op: Op) -> Op:
+    def of(part: Graph, op: Op) -> Op:
         if op.kind != "experts":
             return op
-        most = _most(graph, op)
+        most = _most(part, op)
         pair = (min(imbalance.mean, most), min(imbalance.worst, most))
         return replace(op, attrs={**op.attrs, IMBALANCE: pair})
 
-    return replace(
-        graph,
-        ops=tuple(map(of, graph.ops)),
-        blocks={
-            name: replace(block, body=with_imbalance(block.body, imbalance))
-            for name, block in graph.blocks.items()
-        },
-    )
+    return with_ops(graph, of)
 
 
 def check_imbalance(graph: Graph, imbalance: Imbalance) -> None:

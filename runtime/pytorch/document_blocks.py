@@ -3,8 +3,8 @@
 A sequence may hold several documents one behind the other; each of its places has its document's
 number. A block is cut into tiles, and a tile whose rows and columns have no number in common is not
 computed; one in which all have the same needs no mask. So what is computed is as much as the
-documents' own squares, and what their edges share of a tile (Krell et al. 2021, arXiv:2107.02027,
-section 3.2).
+documents' own squares, and what their edges share of a tile (Krell et al. 2021, Efficient sequence
+packing without cross-contamination, arXiv:2107.02027).
 """
 
 from __future__ import annotations

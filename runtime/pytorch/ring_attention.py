@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -51,8 +51,7 @@ def ring_attention(
     q [b, h, s/n, d], k [b, g, t/n, d], v [b, g, t/n, e] with h = g * r -> [b, h, s/n, e].
 
     mask:   [.., s/n or 1, t or 1], of this rank's rows, and of all columns in their own order;
-            boolean, true where a query may look, or added. Its gradient is of this
-            rank's rows alone: a partial sum where the rows share one.
+            boolean, true where a query may look, or added. Its gradient is of these rows alone.
     causal: row i sees columns up to i; with ``window`` those after i - window alone. Where the rows
             and columns of the pieces stand is ``order``: ``contiguous`` or ``zigzag`` (chunks i and
             2n - 1 - i of 2n on rank i, which gives all ranks the same work).
@@ -85,7 +84,7 @@ def ring_attention(
         every = to_zigzag(every, 1, math.prod(ways)) if order == "zigzag" else every
         course = course.within(own, every, k.shape[2])
     scale = q.shape[3] ** -0.5 if scale is None else scale
-    return _computed(q, k, v, (mask, own, every), sinks, course, scale)
+    return _computed(q, k, v, _Beside(mask, own, every, sinks), course, scale)
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -99,9 +98,8 @@ def over_blocks(
     documents: tuple[Tensor, Tensor] | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Rows of ``softmax(q k^T * scale + mask) v`` against whole keys and values, of each that its
-    document and one of ``blocks`` show it; see `ring_attention`, whose ranks have it so without a
-    ring."""
+    """Rows of ``softmax(q k^T * scale + mask) v`` against whole keys and values, as far as their
+    documents and ``blocks`` show them; see `ring_attention` for the rest."""
     check_documents(q, k, mask, documents, 1)
     own, every = documents or (None, None)
     course = Course((), (), ((0, tuple(blocks)),))
@@ -109,24 +107,21 @@ def over_blocks(
         course = course.within(own, every, k.shape[2])
     mask = None if mask is None else _spread(mask, q, k.shape[2])
     scale = q.shape[3] ** -0.5 if scale is None else scale
-    return _computed(q, k, v, (mask, own, every), sinks, course, scale)
+    return _computed(q, k, v, _Beside(mask, own, every, sinks), course, scale)
 
 
 def _computed(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    hidden: Hidden,
-    sinks: Tensor | None,
+    beside: _Beside,
     course: Course,
     scale: float,
 ) -> Tensor:
+    *hidden, sinks = beside
     held = None if sinks is None else sinks.detach()
-    out: Tensor
     out, lost = apply(_Ring, q, k, v, *hidden, held, course, scale)
-    if sinks is not None:
-        out = apply(_Sinks, out, sinks, lost)
-    return out
+    return cast(Tensor, out if sinks is None else apply(_Sinks, out, sinks, lost))
 
 
 def _spread(mask: Tensor, q: Tensor, columns: int) -> Tensor:
@@ -136,8 +131,14 @@ def _spread(mask: Tensor, q: Tensor, columns: int) -> Tensor:
     return mask.expand(*mask.shape[:3], columns)
 
 
-Hidden = tuple[Tensor | None, Tensor | None, Tensor | None]
-"""A mask, or the documents' numbers of rows and of all columns as they come around."""
+class _Beside(NamedTuple):
+    """What scores meet beside keys: a mask, or the documents' numbers of ``own`` rows and of
+    ``every`` column as pieces come around; and sinks."""
+
+    mask: Tensor | None
+    own: Tensor | None
+    every: Tensor | None
+    sinks: Tensor | None
 
 
 class _Ring(Function):
@@ -155,11 +156,11 @@ class _Ring(Function):
         scale: float,
     ) -> tuple[Tensor, Tensor | None]:
         """The result, and the weights of sinks."""
-        hidden = (mask, own, every)
-        out, top, total = computed(lambda: _forward(q, k, v, hidden, sinks, course, scale))
+        beside = _Beside(mask, own, every, sinks)
+        out, top, total = computed(lambda: _forward(q, k, v, beside, course, scale))
         assert out is not None
         out = out.detach()  # which may be kept elsewhere, by itself
-        ctx.save_for_backward(q, k, v, *hidden, out, top, total)
+        ctx.save_for_backward(q, k, v, mask, own, every, out, top, total)
         ctx.course, ctx.scale = course, scale
         lost = None
         if sinks is not None:
@@ -173,6 +174,7 @@ class _Ring(Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, lost: None = None) -> Any:
         q, k, v, mask, own, every, out, top, total = ctx.saved_tensors
+        beside = _Beside(mask, own, every, None)
         course: Course = ctx.course
         mask_wanted = ctx.needs_input_grad[3]
         pair_wanted = ctx.needs_input_grad[1] or ctx.needs_input_grad[2]
@@ -192,7 +194,7 @@ class _Ring(Function):
                     _rows(q, block),
                     _columns(keys, block),
                     _columns(values, block),
-                    _hidden((mask, own, every), block, first),
+                    _hidden(beside, block, first),
                     _rows(out, block),
                     _rows(top, block),
                     None if total is None else _rows(total, block),
@@ -245,8 +247,7 @@ def _forward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    hidden: Hidden,
-    sinks: Tensor | None,
+    beside: _Beside,
     course: Course,
     scale: float,
 ) -> Result:
@@ -259,13 +260,13 @@ def _forward(
         first, seen = next(steps)
         for block in seen:
             operands = _rows(q, block), _columns(keys, block), _columns(values, block)
-            of_block = _hidden(hidden, block, first)
-            softmax.add(block.rows, forward(*operands, of_block, block, scale))
+            hidden = _hidden(beside, block, first)
+            softmax.add(block.rows, forward(*operands, hidden, block, scale))
 
     _around(_joined(k, v), course.axes, course.around, visit)
-    if sinks is not None:
-        softmax.add((0, q.shape[2]), Softmax.of_sinks(sinks, softmax))
-    apart = hidden[0] is not None and hidden[0].dtype is not torch.bool
+    if beside.sinks is not None:
+        softmax.add((0, q.shape[2]), Softmax.of_sinks(beside.sinks, softmax))
+    apart = beside.mask is not None and beside.mask.dtype is not torch.bool
     return softmax.result().to(q.dtype), *softmax.normalizer(apart)
 
 
@@ -332,11 +333,11 @@ def _columns(x: Tensor, block: Block) -> Tensor:
     return x[:, :, slice(*block.columns)]
 
 
-def _hidden(hidden: Hidden, block: Block, first: int) -> Tensor | None:
+def _hidden(beside: _Beside, block: Block, first: int) -> Tensor | None:
     """The mask of a block beside what it says itself."""
-    mask, own, every = hidden
+    own, every = beside.own, beside.every
     if not block.mixed or own is None or every is None:
-        return cast(Tensor | None, _of_mask(mask, block, first))
+        return cast(Tensor | None, _of_mask(beside.mask, block, first))
     rows = own[:, None, slice(*block.rows), None]
     return rows == every[:, None, None, first + block.columns[0] : first + block.columns[1]]
 

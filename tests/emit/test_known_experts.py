@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from autopar.emit.pytorch import emit
 from autopar.files.cluster_file import load_cluster
 from autopar.frontends.pytorch import capture, experts_known
-from autopar.frontends.pytorch.experts_known import KNOWN, digest_of, known
+from autopar.frontends.pytorch.experts_known import KNOWN, known
+from autopar.frontends.pytorch.known_rows import digest_of
 from autopar.frontends.shared.captured import Captured
 from autopar.nouns.errors import UserError
 from autopar.nouns.workload import Workload

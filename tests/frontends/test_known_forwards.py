@@ -13,8 +13,8 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from autopar.frontends.pytorch import capture, known_indexer
 from autopar.frontends.pytorch.constant_values import constant_of
 from autopar.frontends.pytorch.errors import UnsupportedOpError
-from autopar.frontends.pytorch.experts_known import digest_of
 from autopar.frontends.pytorch.known_forwards import KNOWN, known_forward, known_forwards
+from autopar.frontends.pytorch.known_rows import digest_of
 from autopar.nouns.workload import Workload
 from autopar.torch_private.modes import without_modes, without_torch_function
 from benchmarks.census_workloads import workload_of

@@ -72,7 +72,7 @@ def capture(workload: Workload) -> Captured:
     if workload.document_tokens is None:
         return replace(captured, notes=notes)
     graph = with_length(captured.graph, workload.document_tokens)
-    unused = (NO_DOCUMENTS,) if graph is captured.graph else ()
+    unused = (NO_DOCUMENTS,) if graph == captured.graph else ()
     return replace(captured, graph=graph, notes=(*notes, *unused))
 
 

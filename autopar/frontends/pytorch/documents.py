@@ -8,14 +8,14 @@ positions: within a document that is to compare places.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from autopar.frontends.pytorch.facts import Choice, Fact, Facts, Test
 from autopar.frontends.pytorch.ir import Links, Node, Shape, Value, replace
 from autopar.frontends.pytorch.mask_forms import HUGE, Form, form_of, has_mask
-from autopar.frontends.pytorch.program import Body, Program
-from autopar.nouns.graph import Graph
+from autopar.frontends.pytorch.program import Program
+from autopar.nouns.graph import Graph, Op, with_ops
 
 Scope = tuple[list[Node], Links, Facts]
 
@@ -29,15 +29,15 @@ class Packed:
     test: Test
 
 
-def lift_documents(program: Program, facts: Facts, inner: Callable[[Body], Facts]) -> None:
+def lift_documents(program: Program, facts: Facts, inside: Mapping[int, Facts]) -> None:
     """Attention is given the documents' numbers in the place of masks made of them.
 
-    facts: of the top level; ``inner``: gives those of a body.
+    facts: of the top level; ``inside``: of the bodies, by number.
     """
     outside: Scope = (program.nodes, Links(program.nodes, {program.result}), facts)
     _lift(outside, set())
     for body in program.bodies.values():
-        scope: Scope = (body.nodes, Links(body.nodes, body.exits), inner(body))
+        scope: Scope = (body.nodes, Links(body.nodes, body.exits), inside[body.number])
         _lift(scope, set(body.entries))
         calls = program.calls(body.number)
         for place, entry in enumerate(body.entries):
@@ -289,17 +289,11 @@ def _numbers(scope: Scope, numbers: Value) -> Value:
 
 
 def with_length(graph: Graph, tokens: float) -> Graph:
-    """``graph`` whose attention of documents is priced for such of so many ``tokens``; the same
-    one where it has none."""
-    bodies = {name: with_length(block.body, tokens) for name, block in graph.blocks.items()}
-    ops = tuple(
-        dataclasses.replace(op, attrs={**op.attrs, "document_tokens": float(tokens)})
-        if op.attrs.get("documents")
-        else op
-        for op in graph.ops
-    )
-    changed = {n: b for n, b in bodies.items() if b is not graph.blocks[n].body}
-    if not changed and all(a is b for a, b in zip(ops, graph.ops, strict=True)):
-        return graph
-    blocks = {n: dataclasses.replace(b, body=bodies[n]) for n, b in graph.blocks.items()}
-    return dataclasses.replace(graph, ops=ops, blocks=blocks)
+    """``graph`` whose attention of documents is priced for such of so many ``tokens``."""
+
+    def of(part: Graph, op: Op) -> Op:
+        if not op.attrs.get("documents"):
+            return op
+        return dataclasses.replace(op, attrs={**op.attrs, "document_tokens": float(tokens)})
+
+    return with_ops(graph, of)

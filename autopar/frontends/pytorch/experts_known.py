@@ -19,11 +19,6 @@ NLLB        reads its mask of the first expert as numbers of experts: what is no
 
 from __future__ import annotations
 
-import ast
-import hashlib
-import inspect
-import sys
-import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -31,11 +26,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autopar.torch_private.modules import forward_hooks_of
+from autopar.frontends.pytorch.known_rows import MODELS, row_of
 
 Run = Callable[..., Tensor]
 """Experts on ``(x, index, weights, up, down, [up_bias, down_bias])``, as `experts` of a program."""
-MODELS = "transformers.models."
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,34 +58,8 @@ class Known:
 
 
 def known(module: Any) -> Known | None:
-    """The row of a module's class; None where it has none or reads otherwise, or where a hook
-    listens to a module inside that would not be called."""
-    own = type(module)
-    row = KNOWN.get(f"{own.__module__}.{own.__qualname__}")
-    if row is None or digest_of(own.__module__, row.reads) != row.digest:
-        return None
-    return row if hears_all(module, row.called) else None
-
-
-def hears_all(module: Any, called: tuple[str, ...]) -> bool:
-    """Whether no hook listens to modules inside that are not called: all but ``called``."""
-    passed = [m for name, m in module.named_modules() if name.partition(".")[0] not in called]
-    return not any(table for m in passed[1:] for table in forward_hooks_of(m))
-
-
-def digest_of(module: str, functions: tuple[str, ...]) -> str:
-    """Of what functions of a loaded module do, whatever their layout and comments."""
-    seen = hashlib.sha256()
-    for name in functions:
-        held: Any = sys.modules[module]
-        for part in name.split("."):
-            held = getattr(held, part, None)
-        try:
-            text = textwrap.dedent(inspect.getsource(held))
-        except (OSError, TypeError):  # of a notebook, or gone
-            return ""
-        seen.update(ast.dump(ast.parse(text)).encode())
-    return seen.hexdigest()[:16]
+    """See `row_of`."""
+    return row_of(module, KNOWN)
 
 
 def _gated(act: Callable[[Tensor], Tensor], h: Tensor) -> Tensor:

@@ -23,8 +23,9 @@ import torch
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
-from autopar.frontends.pytorch.experts_known import MODELS, digest_of, hears_all, jetmoe_routes
+from autopar.frontends.pytorch.experts_known import jetmoe_routes
 from autopar.frontends.pytorch.known_indexer import chosen_tokens
+from autopar.frontends.pytorch.known_rows import MODELS, row_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +46,8 @@ class KnownForward:
 
 
 def known_forward(module: nn.Module) -> KnownForward | None:
-    """The row of a module's class; None where it has none or reads otherwise, or where a hook
-    listens to a module inside that would not be called."""
-    own = type(module)
-    row = KNOWN.get(f"{own.__module__}.{own.__qualname__}")
-    if row is None or digest_of(own.__module__, row.reads) != row.digest:
-        return None
-    return row if hears_all(module, row.called) else None
+    """See `row_of`."""
+    return row_of(module, KNOWN)
 
 
 @contextmanager

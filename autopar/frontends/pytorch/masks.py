@@ -21,22 +21,20 @@ Emit = Callable[..., Value]
 def simplify_masks(program: Program) -> None:
     """Attention loses masks that say causal, a window or nothing; other index work gets short."""
     facts = find_facts(program.nodes)
+    entering = {n: _entry_facts(program, body, facts) for n, body in program.bodies.items()}
+    inside = {n: find_facts(body.nodes, entering[n]) for n, body in program.bodies.items()}
     lift_attention(program.nodes, {program.result}, facts)
-    for body in program.bodies.values():
-        known = find_facts(body.nodes, _entry_facts(program, body, facts))
-        lift_attention(body.nodes, set(body.exits), known)
+    for number, body in program.bodies.items():
+        lift_attention(body.nodes, set(body.exits), inside[number])
     _plain_lookups(program.nodes, facts)
     program.nodes = _row_lookups(program.nodes, facts)
-    lift_documents(
-        program, facts, lambda body: find_facts(body.nodes, _entry_facts(program, body, facts))
-    )
-    for body in program.bodies.values():
-        known = _entry_facts(program, body, facts)
-        inner = find_facts(body.nodes, known)
+    lift_documents(program, facts, inside)
+    for number, body in program.bodies.items():
+        inner = inside[number]
         _plain_lookups(body.nodes, inner)
         body.nodes = _row_lookups(body.nodes, inner)
         _mask_attention(body.nodes, inner)
-        body.nodes = _rebuilt(body.nodes, inner, set(body.exits), set(known))
+        body.nodes = _rebuilt(body.nodes, inner, set(body.exits), set(entering[number]))
     _mask_attention(program.nodes, facts)
     program.nodes = _rebuilt(program.nodes, facts, {program.result}, set())
     _hand_in_unspread(program)

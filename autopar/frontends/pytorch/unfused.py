@@ -1,9 +1,8 @@
 """Attention that is written out: scores, what is added to or hidden of them, a softmax, a product.
 
 It becomes the op that one kernel computes, which holds no scores. With sinks each head's softmax
-has one more logit, a parameter, whose weight goes nowhere (OpenAI 2025, gpt-oss-120b and
-gpt-oss-20b model card, section 2.2; Miller 2023, Attention is off by one). Without sinks that is
-done where the mask says no more than places do.
+has one more logit, a parameter, whose weight goes nowhere (`GptOssAttention` of transformers).
+Without sinks that is done where the mask says no more than places do.
 """
 
 from __future__ import annotations
