@@ -35,6 +35,8 @@ class StepTime:
     compute_s: float
     model_communication_s: float
     data_communication_s: float
+    moved_each_s: float
+    """Of data-axis communication what every microbatch asks for."""
     exposed_s: float
     """Data-axis communication that nothing hid, and what ranks of a pipeline are idle."""
     waiting_s: float
@@ -83,7 +85,11 @@ class RankTime:
     @property
     def moved_s(self) -> float:
         """Over data axes, of the whole step."""
-        return sum(self.passes * one.moved_s + one.moved_once_s for one in self.stages)
+        return self.passes * self.moved_each_s + sum(one.moved_once_s for one in self.stages)
+
+    @property
+    def moved_each_s(self) -> float:
+        return sum(one.moved_s for one in self.stages)
 
     def waiting_s(self, jitter_sqrt_s: float) -> tuple[float, float]:
         """Seconds that it waits for the slowest of those it meets, (forward, backward).
@@ -152,6 +158,7 @@ def step_time(
         compute_s=rank.compute_s,
         model_communication_s=rank.inline_s + late_s + norm_s,
         data_communication_s=largest(r.moved_s for r in ranks),
+        moved_each_s=largest(r.moved_each_s for r in ranks),
         exposed_s=larger(0.0, timeline_s - rank.compute_s - rank.inline_s + counts_s + loss_s),
         waiting_s=sum(waiting),
         optimizer_s=largest(r.update_s for r in ranks),

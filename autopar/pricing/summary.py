@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import PurePath
 from typing import TypeVar
 
@@ -252,11 +253,18 @@ def _parameters(
 
 def _packages(lowered: Lowered) -> Iterator[str]:
     for op in lowered.ops:
-        parts = PurePath(op.op.source.file).parts
-        if "site-packages" in parts[:-1]:
-            yield parts[parts.index("site-packages") + 1]
+        yield from _package(op.op.source.file)
     for body in lowered.blocks.values():
         yield from _packages(body)
+
+
+@lru_cache(maxsize=1 << 12)
+def _package(file: str) -> tuple[str, ...]:
+    """The installed package that a file lies in; none: in none."""
+    parts = PurePath(file).parts
+    if "site-packages" not in parts[:-1]:
+        return ()
+    return (parts[parts.index("site-packages") + 1],)
 
 
 def _buffer_bytes(lowered: Lowered) -> int:

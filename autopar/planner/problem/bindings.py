@@ -1,13 +1,16 @@
-"""What does not change from one candidate mesh to the next: bound rules, who saves what, and the
-work of a piece of an op."""
+"""What does not change from one candidate mesh to the next: bound rules, who saves what, the work of
+a piece of an op, and what ops may do where only the samples of a microbatch are others."""
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 from autopar.nouns.graph import Graph, Op
+from autopar.planner.problem.op_tables import Forms
 from autopar.rules.notation import BoundRule
 from autopar.rules.registry import bind
+from autopar.rules.strategies import Strategy
 from autopar.rules.work import Work
 
 
@@ -21,6 +24,11 @@ class Bindings:
     _saved: dict[str | None, dict[str, tuple[str, ...]]] = field(default_factory=dict)
     works: dict[tuple[object, ...], Work] = field(default_factory=dict)
     """See `Prices.works`."""
+    strategies: dict[Hashable, list[Strategy]] = field(default_factory=dict)
+    """By all that they hang on, see `Legal`."""
+    forms: dict[Hashable, Forms] = field(default_factory=dict)
+    """By rule, list of strategies, and what flows: both are kept here, so that no other has their
+    id."""
 
     def of(self, block: str | None, op: Op, graph: Graph) -> BoundRule:
         bound = self._bound.get((block, op.name))

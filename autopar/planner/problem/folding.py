@@ -29,7 +29,7 @@ from autopar.planner.problem.ledger import Ledger
 from autopar.planner.problem.legal import Legal
 from autopar.planner.problem.move_prices import MovePrices
 from autopar.planner.problem.nodes import OWNED, Folded, Node
-from autopar.planner.problem.op_tables import Flow, Forms, OpTable, op_table
+from autopar.planner.problem.op_tables import Forms, OpTable, op_table
 from autopar.planner.problem.posed import Posed, Stored
 from autopar.pricing.prices import Prices
 from autopar.pricing.state_prices import StatePrices
@@ -108,7 +108,6 @@ class _Folding:
         self.source: dict[tuple[Scope, str], tuple[int, str]] = {}
         self.fixed: dict[tuple[Scope, str], int] = {}
         self.tables: dict[tuple[Scope, str], OpTable] = {}
-        self.forms: dict[tuple[int, int, Flow, Flow], Forms] = {}
         self.stored: list[Stored] = []
 
     def run(self) -> None:
@@ -193,11 +192,11 @@ class _Folding:
             bound, legal = self.legal.of(scope, graph, op)
             saved = self.legal.bindings.saved_by(scope, op, graph)
             prices = self.ledger.moves.prices
-            # `Bindings` and `Legal` keep the rule and the list, so that no other has its id.
             place = id(bound), id(legal), *flows(op, graph.tensors)
-            if place not in self.forms:
-                self.forms[place] = Forms.of(bound, legal, *place[2:], self.codes)
-            forms = self.forms[place]
+            known = self.legal.bindings.forms
+            if place not in known:
+                known[place] = Forms.of(bound, legal, *place[2:], self.codes)
+            forms = known[place]
             table = op_table(
                 op, bound, legal, forms, graph.tensors, self.mesh, prices, saved, scope
             )

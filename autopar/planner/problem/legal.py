@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 
 from autopar.lowering.lowered import BATCH_AXES
-from autopar.nouns.axes import CONTEXT, EXPERT, HEADS, MICROBATCH
+from autopar.nouns.axes import CONTEXT, EXPERT, HEADS, MICROBATCH, REPLICATE, SHARD
 from autopar.nouns.graph import Graph, Op
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import key
@@ -15,6 +16,9 @@ from autopar.rules.cut import BatchCut
 from autopar.rules.notation import BoundRule
 from autopar.rules.strategies import Strategy, alternatives, flows, restricted, strategies
 from autopar.rules.work import PRODUCTS
+
+
+DATA = (MICROBATCH, REPLICATE, SHARD)
 
 
 class NoStrategy(ValueError):
@@ -44,8 +48,6 @@ class Legal:
     _legal: dict[tuple[str | None, str], tuple[BoundRule, list[Strategy]]] = field(
         default_factory=dict
     )
-    _alike: dict[tuple[object, ...], list[Strategy]] = field(default_factory=dict)
-    """By all that strategies hang on: ops that have it in common share one list."""
 
     @property
     def model_axes(self) -> list[str]:
@@ -68,10 +70,33 @@ class Legal:
         apart = any(key(block, name) in self.cut.apart for name in op.inputs)
         pinned = {a: self._on_batch_axis(a, bound, where, apart) for a in self.batch_axes}
         samples, flowing = self.cut.samples.choices[where], any(flows(op, graph.tensors)[1])
-        place = (id(bound), op.kind, tuple(pinned.values()), samples, flowing)
-        if place not in self._alike:
-            self._alike[place] = self._listed(op, bound, pinned, samples, flowing)
-        return bound, self._alike[place]
+        asked = (self.must_split, self.even, self.experts, self.rows, self.matrices)
+        ways = self.mesh.axes, self._cut_alike(bound, pinned), asked
+        place = (id(bound), op.kind, tuple(pinned.values()), samples, flowing, ways)
+        known = self.bindings.strategies
+        if place not in known:
+            known[place] = self._listed(op, bound, pinned, samples, flowing)
+        return bound, known[place]
+
+    def _cut_alike(self, bound: BoundRule, pinned: Mapping[str, tuple[str, ...]]) -> Hashable:
+        """What of the mesh's sizes the strategies hang on: those of data axes and microbatches,
+        which come first and do one thing each, only count by what they leave of the factor that
+        they split.
+
+        Every question about it is then whether some of the other axes divide what is left, or
+        whether that is one index.
+        """
+        plain = [a for a in self.mesh.axes if a in DATA]
+        split = [f for a in plain for choice in pinned[a] for f in bound.splits(choice)]
+        factor, ways = (split or [""])[0], self.mesh.ways(plain)
+        leads = plain == list(self.mesh.axes[: len(plain)]) and {*split} <= {factor}
+        if not leads or len(split) not in (0, len(plain)):
+            return self.mesh.sizes
+        sizes = self.mesh.sizes[len(plain) :]
+        if not split:
+            return sizes, ()
+        left, more = divmod(bound.factors[factor].size, ways)
+        return self.mesh.sizes if more else (sizes, (left == 1, math.gcd(left, math.prod(sizes))))
 
     def _listed(
         self,

@@ -68,5 +68,32 @@ class Posed:
 
 def least_used(problem: Problem) -> int:
     """No answer uses less."""
-    allowed = np.where(problem.cost < FORBIDDEN, problem.usage, NO_LIMIT)
+    return _least(problem, problem.usage)
+
+
+@dataclass(frozen=True, slots=True)
+class LeastShares:
+    """Of the bytes that a choice holds, the shares that none can do without: of model state; of what
+    is kept for backward; and of that where blocks run again."""
+
+    state: float
+    kept: float
+    again: float
+
+
+def least_shares(folded: Folded, choice: Ints) -> LeastShares:
+    """``folded``: without recomputation."""
+    problem = folded.problem
+    chosen = problem.strategy_start[:-1] + choice
+    kept = np.concatenate([node.kept for node in folded.nodes])
+    again = np.concatenate([node.kept_again for node in folded.nodes])
+
+    def share(usage: Ints) -> float:
+        return _least(problem, usage) / max(1, int(usage[chosen].sum()))
+
+    return LeastShares(share(problem.usage - kept), share(kept), share(again))
+
+
+def _least(problem: Problem, usage: Ints) -> int:
+    allowed = np.where(problem.cost < FORBIDDEN, usage, NO_LIMIT)
     return int(np.minimum.reduceat(allowed, problem.strategy_start[:-1]).sum())

@@ -7,7 +7,7 @@ first; whether, and when, more of them are solved hangs on their `Prospect`.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from autopar.nouns.axes import EXPERT, SEQUENCES
@@ -42,7 +42,19 @@ class Known:
             return max(one.step_s(candidate.microbatches) for one in self.prospects[mesh])
         if mesh in self.bounds:
             return self.bounds[mesh]
-        return max((s for one, s in self.bounds.items() if _shares_less(one, mesh)), default=0.0)
+        return max((self.bounds[one] for one in self._sharing_less(mesh)), default=0.0)
+
+    def fitting_s(self, candidate: Candidate) -> float:
+        """The same, by what fits: ranks that share less of sequences keep as much of activations,
+        and of state. It grows less evenly with what is shared than `promise_s`, and so says nothing
+        of what should come first."""
+        mesh, count, promise_s = candidate.model, candidate.microbatches, self.promise_s(candidate)
+        alike = [m for m in self._sharing_less(mesh) if m.size(EXPERT) == mesh.size(EXPERT)]
+        known = [of for one in alike if mesh not in self.bounds for of in self.prospects.get(one, ())]
+        return max(promise_s, *(of.step_s(count) for of in known), 0.0)
+
+    def _sharing_less(self, mesh: Mesh) -> Iterator[Mesh]:
+        return (one for one in self.bounds if _shares_less(one, mesh))
 
 
 def try_families(
@@ -68,8 +80,8 @@ def try_families(
         promised_s, _, index, mesh = heapq.heappop(heap)
         candidate = families[mesh][index]
         promise_s = known.promise_s(candidate)
-        if now.best is not None and promise_s >= now.best_s:
-            if index:
+        if now.best is not None and max(promise_s, known.fitting_s(candidate)) >= now.best_s:
+            if index or promise_s < now.best_s:
                 push(mesh, index + 1)
             elif mesh in firsts:
                 now = beat(now, candidate, promise_s)

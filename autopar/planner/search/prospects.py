@@ -1,10 +1,11 @@
 """What more microbatches may bring, read off a candidate that has been solved with fewer.
 
 Whatever splits a model whose microbatches are cut again splits it before that too, in larger
-pieces, and takes no longer then. What is kept for backward shrinks with the pieces, and model state
-does not. So of a mesh's numbers of microbatches only those are solved whose prospect is better than
-the best plan. This is an estimate, not a bound: pieces that no longer divide, or products that are
-faster when smaller, may do better than their prospect.
+pieces, and takes no longer then. What is kept for backward shrinks with the pieces; model state does
+not, and where it moves with each microbatch it moves more often. So of a mesh's numbers of
+microbatches only those are solved whose prospect is better than the best plan. This is an estimate,
+not a bound: pieces that no longer divide, or products that are faster when smaller, may do better
+than their prospect.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy.typing as npt
 
 from autopar.nouns.recompute import COMPUTE, FULL, SELECTIVE, Recompute
 from autopar.planner.ask.question import Answer, Question
+from autopar.planner.problem.posed import LeastShares, least_shares
 from autopar.planner.solve.solved import Solved
 from autopar.pricing.memory import overhead
 from autopar.pricing.offload import streamed_s
@@ -34,6 +36,7 @@ class Prospect:
     fixed:   bytes of model state and the like, of one layout each.
     cut:     bytes that are halved where pieces are, of the same.
     time_s:  seconds of a step, of the same.
+    each_s:  seconds that state moves with every microbatch, of the same.
     mixed:   pairs of layouts: blocks of one model may be divided among the two.
     """
 
@@ -43,6 +46,7 @@ class Prospect:
     fixed: npt.NDArray[np.float64]
     cut: npt.NDArray[np.float64]
     time_s: npt.NDArray[np.float64]
+    each_s: npt.NDArray[np.float64]
     mixed: npt.NDArray[np.int64]
 
     def step_s(self, microbatches: int) -> float:
@@ -50,18 +54,20 @@ class Prospect:
         if microbatches % self.microbatches:
             return 0.0
         held = self.fixed + self.cut * (self.microbatches / microbatches)
-        fitting = self.time_s[held <= self.limit]
+        time_s = np.maximum(self.time_s, self.each_s * microbatches)
+        fitting = time_s[held <= self.limit]
         fastest = float(fitting.min(initial=np.inf))
         a, b = self.mixed.T
-        room, more, less = self.limit - held[b], held[a] - held[b], self.time_s[a] - self.time_s[b]
+        room, more, less = self.limit - held[b], held[a] - held[b], time_s[a] - time_s[b]
         part = (room >= 0) & (more > room)
-        between = self.time_s[b][part] + less[part] * room[part] / more[part]
+        between = time_s[b][part] + less[part] * room[part] / more[part]
         return max(self.bound_s, min(fastest, float(between.min(initial=np.inf))))
 
 
 def prospect(question: Question, solved: Solved, answers: Sequence[Answer]) -> Prospect:
     """``answers``: of all layouts of the candidate; none, where its bound has lost."""
-    ways = [_ways(question, solved, answer) for answer in answers]
+    least = least_shares(solved.folded, solved.solution.choice)
+    ways = [_ways(question, solved, least, answer) for answer in answers]
     layouts = [answer.decided.layout for answer in answers]
     place = {layout: n for n, layout in enumerate(layouts)}
     pairs = [
@@ -71,7 +77,7 @@ def prospect(question: Question, solved: Solved, answers: Sequence[Answer]) -> P
         and (lighter := replace(layout, recompute=Recompute(SELECTIVE))) in place
     ]
     listed = [way for alike in zip(*ways, strict=True) for way in alike]  # as priced first
-    fixed, cut, time_s = np.array(listed, np.float64).reshape(-1, 3).T
+    fixed, cut, time_s, each_s = np.array(listed, np.float64).reshape(-1, 4).T
     return Prospect(
         solved.candidate.microbatches,
         solved.bound_s,
@@ -79,20 +85,27 @@ def prospect(question: Question, solved: Solved, answers: Sequence[Answer]) -> P
         fixed,
         cut,
         time_s,
+        each_s,
         np.array(pairs, np.int64).reshape(-1, 2),
     )
 
 
-def _ways(question: Question, solved: Solved, answer: Answer) -> list[tuple[float, float, float]]:
-    """(fixed bytes, bytes that are cut, seconds): as priced; and, as if it took no time, with the
-    shardings that need least; either also with the optimizer's state in host memory."""
+def _ways(
+    question: Question, solved: Solved, least: LeastShares, answer: Answer
+) -> list[tuple[float, float, float, float]]:
+    """(fixed bytes, bytes that are cut, seconds, and those of state for each microbatch): as priced;
+    and, as if it took no time, with the shardings that need least, of whose state as much less
+    moves; either also with the optimizer's state in host memory."""
     device, memory = question.cluster.device, answer.priced.memory
     share, _ = overhead(solved.summary.packages, device)
     cut, time_s = (1 + share) * memory.activations, answer.priced.time.total_s
-    fixed = memory.total - cut
-    ways = [(fixed, cut, time_s), (fixed - (1 + share) * solved.squeezable, cut, time_s)]
-    if question.offloads:
-        off = (1 + share) * memory.optimizer
-        late_s = time_s + streamed_s(device, memory.optimizer, question.optimizer)
-        ways += [(held - off, cut, late_s) for held, _, _ in ways]
+    fixed, each_s = memory.total - cut, answer.priced.time.moved_each_s
+    kept = least.again if answer.decided.layout.recompute.runs_again else least.kept
+    late_s = time_s + streamed_s(device, memory.optimizer, question.optimizer)
+    off = (1 + share) * memory.optimizer
+    ways: list[tuple[float, float, float, float]] = []
+    for a, b in ((1.0, 1.0), (least.state, kept)):
+        ways.append((a * fixed, b * cut, time_s, a * each_s))
+        if question.offloads:
+            ways.append((a * (fixed - off), b * cut, late_s, a * each_s))
     return ways

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from autopar.nouns.axes import OPS
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.recompute import KEEP_ALL, Recompute
@@ -232,9 +233,13 @@ class Models:
         model = shape.candidate.model
         pass_s = self._sample_s * shape.samples / model.device_count
         for (theirs, samples), other in self._models.items():
-            if theirs == model and other is not None:
-                # More samples take no less, fewer of them no less each.
-                pass_s = max(pass_s, other.pass_s * min(1.0, shape.samples / samples))
+            if other is not None and theirs.without(OPS) == model.without(OPS):
+                # More samples take no less, fewer of them no less each; of twice the ranks each has
+                # half of the work at least.
+                more, left = divmod(model.ways(OPS), theirs.ways(OPS))
+                if more and not left:
+                    part = min(1.0, shape.samples / samples) / more
+                    pass_s = max(pass_s, other.pass_s * part)
         return pass_s
 
     @property
