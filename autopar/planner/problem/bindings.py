@@ -1,5 +1,5 @@
-"""What does not change from one candidate mesh to the next: bound rules, who saves what, the work of
-a piece of an op, and what ops may do where only the samples of a microbatch are others."""
+"""What does not change from one candidate mesh to the next: bound rules, who saves what, the work
+of a piece of an op, and what ops may do where only the samples of a microbatch are others."""
 
 from __future__ import annotations
 

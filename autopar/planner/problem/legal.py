@@ -17,8 +17,8 @@ from autopar.rules.notation import BoundRule
 from autopar.rules.strategies import Strategy, alternatives, flows, restricted, strategies
 from autopar.rules.work import PRODUCTS
 
-
 DATA = (MICROBATCH, REPLICATE, SHARD)
+"""Axes that do one thing to an op, which follows from how the batch flows."""
 
 
 class NoStrategy(ValueError):

@@ -73,8 +73,8 @@ def least_used(problem: Problem) -> int:
 
 @dataclass(frozen=True, slots=True)
 class LeastShares:
-    """Of the bytes that a choice holds, the shares that none can do without: of model state; of what
-    is kept for backward; and of that where blocks run again."""
+    """Of the bytes that a choice holds, the shares that none can do without: of model state; of
+    what is kept for backward; and of that where blocks run again."""
 
     state: float
     kept: float

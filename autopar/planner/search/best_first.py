@@ -49,9 +49,11 @@ class Known:
         and of state. It grows less evenly with what is shared than `promise_s`, and so says nothing
         of what should come first."""
         mesh, count, promise_s = candidate.model, candidate.microbatches, self.promise_s(candidate)
-        alike = [m for m in self._sharing_less(mesh) if m.size(EXPERT) == mesh.size(EXPERT)]
-        known = [of for one in alike if mesh not in self.bounds for of in self.prospects.get(one, ())]
-        return max(promise_s, *(of.step_s(count) for of in known), 0.0)
+        if mesh in self.bounds:
+            return promise_s
+        alike = (m for m in self._sharing_less(mesh) if m.size(EXPERT) == mesh.size(EXPERT))
+        known = (prospect for one in alike for prospect in self.prospects.get(one, ()))
+        return max([promise_s, *(prospect.step_s(count) for prospect in known)])
 
     def _sharing_less(self, mesh: Mesh) -> Iterator[Mesh]:
         return (one for one in self.bounds if _shares_less(one, mesh))

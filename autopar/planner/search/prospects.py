@@ -1,11 +1,11 @@
 """What more microbatches may bring, read off a candidate that has been solved with fewer.
 
 Whatever splits a model whose microbatches are cut again splits it before that too, in larger
-pieces, and takes no longer then. What is kept for backward shrinks with the pieces; model state does
-not, and where it moves with each microbatch it moves more often. So of a mesh's numbers of
-microbatches only those are solved whose prospect is better than the best plan. This is an estimate,
-not a bound: pieces that no longer divide, or products that are faster when smaller, may do better
-than their prospect.
+pieces, and takes no longer then. What is kept for backward shrinks with the pieces; model state
+does not, and where it moves with each microbatch it moves more often. So of a mesh's numbers of
+microbatches only those are solved whose prospect is better than the best plan. This is an
+estimate, not a bound: pieces that no longer divide, or products that are faster when smaller, may
+do better than their prospect.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Prospect:
 
 def prospect(question: Question, solved: Solved, answers: Sequence[Answer]) -> Prospect:
     """``answers``: of all layouts of the candidate; none, where its bound has lost."""
-    least = least_shares(solved.folded, solved.solution.choice)
+    least = least_shares(solved.folded, solved.solution.choice.astype(np.int64))
     ways = [_ways(question, solved, least, answer) for answer in answers]
     layouts = [answer.decided.layout for answer in answers]
     place = {layout: n for n, layout in enumerate(layouts)}
@@ -93,19 +93,19 @@ def prospect(question: Question, solved: Solved, answers: Sequence[Answer]) -> P
 def _ways(
     question: Question, solved: Solved, least: LeastShares, answer: Answer
 ) -> list[tuple[float, float, float, float]]:
-    """(fixed bytes, bytes that are cut, seconds, and those of state for each microbatch): as priced;
-    and, as if it took no time, with the shardings that need least, of whose state as much less
-    moves; either also with the optimizer's state in host memory."""
+    """(fixed bytes, bytes that are cut, seconds, and those of state for each microbatch): as
+    priced; and, as if it took no time, with the shardings that need least, of whose state as much
+    less moves; either also with the optimizer's state in host memory."""
     device, memory = question.cluster.device, answer.priced.memory
     share, _ = overhead(solved.summary.packages, device)
     cut, time_s = (1 + share) * memory.activations, answer.priced.time.total_s
     fixed, each_s = memory.total - cut, answer.priced.time.moved_each_s
     kept = least.again if answer.decided.layout.recompute.runs_again else least.kept
-    late_s = time_s + streamed_s(device, memory.optimizer, question.optimizer)
-    off = (1 + share) * memory.optimizer
     ways: list[tuple[float, float, float, float]] = []
     for a, b in ((1.0, 1.0), (least.state, kept)):
         ways.append((a * fixed, b * cut, time_s, a * each_s))
         if question.offloads:
-            ways.append((a * (fixed - off), b * cut, late_s, a * each_s))
+            late_s = time_s + streamed_s(device, memory.optimizer, question.optimizer)
+            rest = fixed - (1 + share) * memory.optimizer
+            ways.append((a * rest, b * cut, late_s, a * each_s))
     return ways
