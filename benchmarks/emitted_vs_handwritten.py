@@ -73,6 +73,8 @@ LAYOUTS = {
     ),
     # What the planner itself takes for tp=4, against Megatron's layout written by hand.
     "tp_as_planned": Layout("tensor_parallel", {"tp": "4"}, wall_limit=TENSOR_PARALLEL_WALL_LIMIT),
+    # Two model axes, against `parallelize_module` on one.
+    "tp_x_tp2": Layout("tensor_parallel", {"tp": "2", "tp2": "2"}),
 }
 
 

@@ -84,7 +84,7 @@ class Legal:
         they split.
 
         Every question about it is then whether some of the other axes divide what is left, or
-        whether that is one index.
+        whether they cut it into single indices.
         """
         plain = [a for a in self.mesh.axes if a in DATA]
         split = [f for a in plain for choice in pinned[a] for f in bound.splits(choice)]
@@ -96,7 +96,8 @@ class Legal:
         if not split:
             return sizes, ()
         left, more = divmod(bound.factors[factor].size, ways)
-        return self.mesh.sizes if more else (sizes, (left == 1, math.gcd(left, math.prod(sizes))))
+        common = math.gcd(left, math.prod(sizes))
+        return self.mesh.sizes if more else (sizes, (common, common == left))
 
     def _listed(
         self,

@@ -113,16 +113,18 @@ class LowerBounds:
         late_s = min(whole.streamed_s for whole in fitting) / pp
         return needed, m * pass_s / model.pace(views, core.levels[0]).ranks + late_s
 
-    def fitting_s(self, cores: Iterable[Core], model: Model, like: Likeness) -> float:
-        """Seconds of the fastest core of one shape that fits; infinite: none does."""
+    def may_beat(self, best_s: float, cores: Iterable[Core], model: Model, like: Likeness) -> bool:
+        """Whether a core of one shape that fits may take less."""
         shares: dict[Recompute | None, list[Share]] = {}
-        least_s = float("inf")
         for core in cores:
+            if self.core_s(core, model, like) >= best_s:
+                continue
             if core.recompute not in shares:
                 shares[core.recompute] = [*self.shares(core, model, like)]
             _, work_s = self.fitting(core, model, shares[core.recompute], like)
-            least_s = min(least_s, max(work_s, self.core_s(core, model, like)))
-        return least_s
+            if work_s < best_s:
+                return True
+        return False
 
     def short(self, core: Core, shares: Sequence[Share]) -> bool:
         """Whether under every layout that keeps state on devices ranks have no memory to spare."""

@@ -218,7 +218,7 @@ class Pipelines:
         now, opened = replace(now, tried=now.tried + 1), list[Opened]()
         if shape.pp > self._models.most_units:
             return refuse(now, _too_many(shape.pp, self._models.most_units)), opened
-        if now.best is not None and self._promise_s(shape) >= now.best_s:
+        if not self._promises(shape, now.best_s):
             return now, opened
         model, lean_s = self._models.of(shape), float("inf")
         if model is None:
@@ -241,15 +241,15 @@ class Pipelines:
             opened.append((lean_s, replace(shape, lean=True)))
         return now, opened
 
-    def _promise_s(self, shape: Shape) -> float:
-        """Seconds that no core of a shape is expected to beat, by what is most like it; 0 where
-        nothing is, or it is solved."""
+    def _promises(self, shape: Shape, best_s: float) -> bool:
+        """Whether a core of a shape is expected to take less, by what is most like it; so it is
+        where nothing is, the shape is solved, or nothing is to beat."""
         known = self._models.like(shape)
-        if known is None:
-            return 0.0
+        if known is None or best_s == float("inf"):
+            return True
         units = len(known[0].cuts.units)
         few = (core for core in self._cores(shape) if self._stages(core) <= units)
-        return self._bounds.fitting_s(few, *known)
+        return self._bounds.may_beat(best_s, few, *known)
 
     def _try(self, core: Core, now: Standings) -> Steps:
         """A core alone, played and offered."""
