@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 
@@ -145,6 +146,11 @@ class Likeness:
 ITSELF = Likeness()
 
 
+@lru_cache(maxsize=1 << 10)
+def _beside_ops(mesh: Mesh) -> Mesh:
+    return mesh.without(OPS)
+
+
 @dataclass(slots=True)
 class Models:
     """Solved shardings by tensor-parallel degree and samples, each solved when first asked for."""
@@ -233,7 +239,7 @@ class Models:
         model = shape.candidate.model
         pass_s = self._sample_s * shape.samples / model.device_count
         for (theirs, samples), other in self._models.items():
-            if other is not None and theirs.without(OPS) == model.without(OPS):
+            if other is not None and _beside_ops(theirs) == _beside_ops(model):
                 # More samples take no less, fewer of them no less each; of twice the ranks each has
                 # half of the work at least.
                 more, left = divmod(model.ways(OPS), theirs.ways(OPS))
