@@ -152,6 +152,12 @@ class LowerBounds:
                 if needed <= enough:
                     break
 
+    def roomy(self, core: Core, model: Model) -> list[Whole]:
+        """All of the model under the layouts that may fit; where none may, under all."""
+        shares = [*self.shares(core, model)]
+        room = SPARE * self._room(core.shape)
+        return [whole for whole, size in shares if size <= room] or [whole for whole, _ in shares]
+
     def _room(self, shape: Shape) -> float:
         """Memory of a rank, in the mean."""
         views = shape.views(self.question.cluster)

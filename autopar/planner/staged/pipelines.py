@@ -7,8 +7,8 @@ Shardings are solved apart (`staged.pipeline_models`). What is left is searched 
 state (`staged.cores`). The search ends where no bound is below the best plan.
 
 What is not looked at: deeper schedules of several stages a rank once they take `RELIEF` longer;
-again, cuts that take so much more than the best plan; cores whose ranks would need
-`lower_bounds.SPARE` times their memory if all had as much of the model.
+again, cuts that take so much more than the best plan; cores, and layouts of state, whose ranks
+would need `lower_bounds.SPARE` times their memory if all had as much of the model.
 """
 
 from __future__ import annotations
@@ -299,7 +299,7 @@ class Pipelines:
         except ScheduleError as error:
             return refuse(now, error), opened
         pins = self.question.pins
-        listed = [whole.layout for whole, _ in self._bounds.shares(core, model)]
+        listed = [whole.layout for whole in self._bounds.roomy(core, model)]
         if core.recompute is None:  # which goes on to higher levels of ZeRO by itself
             least = {(one.dp_shard, one.offload): one for one in reversed(listed)}
             listed = [one for one in listed if least[one.dp_shard, one.offload] is one]
