@@ -25,7 +25,9 @@ from typing import Any
 
 from autopar.cli.commands import plan_files
 from autopar.files import plan_folder
+from autopar.lowering.collectives import priced_collectives
 from autopar.planner import plan
+from autopar.planner.planning import PlanResult
 from benchmarks.figures import Target, show
 from benchmarks.pinned import pin
 
@@ -163,7 +165,19 @@ def _one_layout(layout: str, scratch: Path, rounds: int) -> dict[str, Any]:
     run += ["-m", "benchmarks.emitted_vs_handwritten", f"--rounds={rounds}"]
     subprocess.run([*run, "--worker", layout, str(folder)], check=True, env=threads)
     row: dict[str, Any] = json.loads((scratch / "row.json").read_text())
-    return row
+    return row | {"emitted_sent_mib": sent_bytes(result) / 2**20}
+
+
+def sent_bytes(result: PlanResult) -> float:
+    """That a rank sends in a step of its program, each collective around a ring."""
+    stored = {t.name: t.dtype for t in result.graph.tensors.values() if t.role == "parameter"}
+    mesh, clips = result.lowered.mesh, result.plan.clip_norm is not None
+    rows = priced_collectives(result.lowered, result.plan, stored, clips)
+    parts = [(row, mesh.ways(row.axis.split("+"))) for row in rows]
+    return sum(
+        row.count * row.size_bytes * (1 - 1 / ways) * (2 if row.kind == "all_reduce" else 1)
+        for row, ways in parts
+    )
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import pytest
 
 from autopar.lowering.issued import activation_collectives
 from autopar.planner import PlanResult, plan
-from benchmarks.emitted_vs_handwritten import CLUSTER, LAYOUTS, MODEL
+from benchmarks.emitted_vs_handwritten import CLUSTER, LAYOUTS, MODEL, sent_bytes
 from benchmarks.gpt import BATCH, LAYERS, LENGTH, WIDTH
 from benchmarks.pinned import pin
 
@@ -49,6 +49,15 @@ def test_sequence_parallel_is_megatrons(tensor_parallel: PlanResult) -> None:
         for kind in ("all_gather", "reduce_scatter")
     }
     assert set(counts.values()) == {2 * LAYERS}
+
+
+def test_two_tensor_axes_send_less_than_one(tensor_parallel: PlanResult) -> None:
+    """Also than Megatron's one, of which a rank sends 3/4 of each of 4 activations a layer twice,
+    and the embedding's beside them (the head's loss, norms and sums of gradients come on top)."""
+    two = plan(str(ROOT / MODEL), str(ROOT / CLUSTER), LAYOUTS["tp_x_tp2"].fix)
+    one = pin(tensor_parallel, LAYOUTS["tensor_parallel"].pins)
+    assert sent_bytes(one) >= (4 * LAYERS + 1) * 2 * 3 / 4 * ACTIVATION_BYTES
+    assert sent_bytes(two) < sent_bytes(tensor_parallel) < sent_bytes(one)
 
 
 def test_a_pin_that_matches_nothing_is_refused(tensor_parallel: PlanResult) -> None:
