@@ -153,9 +153,11 @@ class LowerBounds:
                     break
 
     def roomy(self, core: Core, model: Model) -> list[Whole]:
-        """All of the model under the layouts that may fit; where none may, under all."""
+        """All of the model under the layouts that may fit; where none may, or ranks have devices of
+        several kinds and so parts of several sizes, under all."""
         shares = [*self.shares(core, model)]
-        room = SPARE * self._room(core.shape)
+        several = len(self.question.cluster.kinds) > 1
+        room = float("inf") if several else SPARE * self._room(core.shape)
         return [whole for whole, size in shares if size <= room] or [whole for whole, _ in shares]
 
     def _room(self, shape: Shape) -> float:

@@ -7,8 +7,9 @@ Shardings are solved apart (`staged.pipeline_models`). What is left is searched 
 state (`staged.cores`). The search ends where no bound is below the best plan.
 
 What is not looked at: deeper schedules of several stages a rank once they take `RELIEF` longer;
-again, cuts that take so much more than the best plan; cores, and layouts of state, whose ranks
-would need `lower_bounds.SPARE` times their memory if all had as much of the model.
+again, cuts that take so much more than the best plan; cores, and where devices are alike layouts
+of state, whose ranks would need `lower_bounds.SPARE` times their memory if all had as much of the
+model.
 """
 
 from __future__ import annotations
