@@ -12,6 +12,7 @@ from autopar.rules.elementwise import ELEMENTWISE
 from autopar.rules.experts import EXPERTS
 from autopar.rules.factories import FACTORIES
 from autopar.rules.fourier import FOURIER
+from autopar.rules.lax_calls import LAX_CALLS, lax_rule
 from autopar.rules.lookups import LOOKUPS
 from autopar.rules.normalisation import NORMALISATION
 from autopar.rules.notation import Rule, RuleMaker
@@ -37,5 +38,6 @@ TABLE: Mapping[str, Rule | RuleMaker] = MappingProxyType(
         **LOOKUPS,
         **EXPERTS,
         **TORCH_CALLS,
+        **dict.fromkeys(LAX_CALLS, lax_rule),
     }
 )

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from autopar.rules.elementwise import JAX_FUNCTIONS
 from tests.rules.drawing import Case, Draw, case
+from tests.rules.lax_cases import LAX_CASES
 from tests.rules.torch_cases import TORCH_CASES
 
 Builder = Callable[[Draw, str], tuple[tuple[Tensor, ...], dict[str, Any]]]
@@ -656,6 +657,7 @@ CASES: Mapping[str, Builder] = {
     "torch::fft": _fourier,
     "cumsum": _running,
     "jax::top_k": _best,
+    **LAX_CASES,
     **dict.fromkeys(("full", "arange", "constant", "noise"), _made),
     "carry": _written,
     **dict.fromkeys(("tril", "triu"), _triangle),

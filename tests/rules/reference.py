@@ -17,6 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tests.rules.lax_reference import LAX_REFERENCE
+
 
 @dataclass(frozen=True, slots=True)
 class Call:
@@ -356,6 +358,7 @@ REFERENCE: Mapping[str, Reference] = {
     ),
     "torch::fft": _fourier,
     "cumsum": lambda c: c.x.cumsum(c.attrs["dim"]),
+    **LAX_REFERENCE,
     "jax::top_k": lambda c: tuple(c.x.topk(c.attrs["k"], c.attrs["dim"])),
     "full": lambda c: torch.full(c.shapes[0], c.attrs["value"], dtype=torch.double),
     "noise": lambda c: torch.full(c.shapes[0], 0.5, dtype=torch.double),  # its stand-in

@@ -15,6 +15,7 @@ from autopar.rules.registry import bind
 from autopar.rules.work import kept_bytes
 from tests.rules.cases import CASES
 from tests.rules.drawing import Draw, case
+from tests.rules.lax_cases import LAX_CASES
 from tests.rules.reference import Call, run
 
 RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
@@ -25,6 +26,7 @@ ELSEWHERE = {
     "rms_norm": "small ops that keep the normalised input, too; one fused kernel on accelerators",
     "attention": "small odd shapes take the composed path, which keeps all scores",
     "experts": "the reference runs all experts for all tokens; `test_experts` has the program's",
+    **dict.fromkeys(LAX_CASES, "JAX keeps what its own derivatives name"),
     "aten::log_sigmoid": "a buffer, too; accelerators keep the input only",
     "aten::cosine_similarity": "small ops that keep the normalised operands, too",
     **dict.fromkeys(

@@ -29,6 +29,7 @@ from autopar.emit.text import (
 from autopar.lowering.lowered import Lowered, LoweredOp
 from autopar.rules.advice import unwritable
 from autopar.rules.implementations.table import GLOBAL_COUNT
+from autopar.rules.lax_calls import LAX_CALLS
 
 Shape = tuple[int, ...]
 
@@ -226,6 +227,15 @@ def _top_k(w: _Writer) -> Expr:
     return w.call("lax.top_k", w.given(), str(w.attrs["k"]), *extra)
 
 
+def _lax_call(w: _Writer) -> Expr:
+    call = LAX_CALLS[w.op.kind]
+    given = w.all_given()
+    if call.together and len(given) > 1:
+        given = [f"({', '.join(given)})"]
+    options = [f"{name}={literal(value)}" for name, value in call.options(w.attrs).items()]
+    return w.call(call.function, *given, *call.behind, *options)
+
+
 def _joined(function: str) -> Callable[[_Writer], Expr]:
     def write(w: _Writer) -> Expr:
         return w.call(function, f"[{', '.join(w.all_given())}]", f"axis={w.attrs['dim']}")
@@ -268,6 +278,7 @@ WRITERS: Mapping[str, Callable[[_Writer], Expr]] = {
     "argmax": _over("jnp.argmax"),
     "cumsum": _over("jnp.cumsum"),
     "jax::top_k": _top_k,
+    **dict.fromkeys(LAX_CALLS, _lax_call),
     "gelu": lambda w: w.call(
         "jax.nn.gelu", w.given(), f"approximate={w.attrs['approximate'] == 'tanh'}"
     ),

@@ -10,10 +10,12 @@ import jax
 import jax.numpy as jnp
 
 from autopar.frontends.jax.draft import NARROW
+from autopar.frontends.jax.errors import CaptureError
 from autopar.nouns.graph import Graph, Op
 from autopar.nouns.kinds import OWN_DERIVATIVE
 from autopar.nouns.text.graph import from_text, to_text
 from autopar.rules.advice import unwritable
+from autopar.rules.lax_calls import LAX_CALLS
 
 Arrays = Mapping[str, Any]
 
@@ -79,6 +81,8 @@ def run(graph: Graph, env: dict[str, Any], whole: Graph, params: Arrays) -> None
         elif op.kind == "split":
             cuts = [sum(op.attrs["sizes"][: i + 1]) for i in range(len(op.attrs["sizes"]) - 1)]
             results = jnp.split(inputs[0], cuts, axis=op.attrs["dim"])
+        elif op.kind in LAX_CALLS:
+            results = _called(op, inputs)
         elif op.kind == "jax::top_k":
             results = _top_k(inputs[0], op.attrs["k"], op.attrs["dim"])
         elif op.kind.startswith(OWN_DERIVATIVE):
@@ -86,6 +90,25 @@ def run(graph: Graph, env: dict[str, Any], whole: Graph, params: Arrays) -> None
         else:
             results = [_evaluate(op, inputs)]
         env.update(zip(op.outputs, results, strict=True))
+
+
+def _called(op: Op, operands: Sequence[Any]) -> Sequence[Any]:
+    call = LAX_CALLS[op.kind]
+    given = [tuple(operands)] if call.together else [*operands]
+    results = _named(call.function)(*given, *map(_named, call.behind), **op.attrs)
+    return results if isinstance(results, tuple | list) else [results]
+
+
+def _named(text: str) -> Any:
+    """What a program means by ``jnp.inf`` or ``lax.max``, or by a number."""
+    if text.startswith("-"):
+        return -_named(text[1:])
+    if text[0].isdigit():
+        return float(text)
+    named: Any = {"lax": jax.lax, "jnp": jnp}[text.partition(".")[0]]
+    for name in text.split(".")[1:]:
+        named = getattr(named, name)
+    return named
 
 
 def _top_k(x: Any, k: int, dim: int) -> list[Any]:
@@ -119,6 +142,12 @@ def _evaluate(op: Op, x: Sequence[Any]) -> Any:
         return _REDUCE[op.kind](x[0], axis=op.attrs["dims"], keepdims=op.attrs["keepdim"])
     if op.kind.startswith("jax::") and not unwritable(op):
         return getattr(jax.lax, op.kind.removeprefix("jax::"))(*x)
+    if op.kind not in _OTHER:
+        raise CaptureError(
+            f"{op.source}: {op.kind} cannot be run again, since {unwritable(op)}; it stands in a "
+            "function with a derivative of its own, which is tried when it is captured: write it "
+            "with jnp functions that autopar knows, or make it outside of the loss"
+        )
     return _OTHER[op.kind](op.attrs, *x)
 
 

@@ -30,6 +30,8 @@ REDUCTIONS = {
     "reduce_sum": "sum", "reduce_max": "amax", "reduce_min": "amin",
     "reduce_or": "any", "reduce_and": "all",
 }  # fmt: skip
+RUNNING = ("cumprod", "cummax", "cummin", "cumlogsumexp")
+WINDOWS = ("reduce_window_max", "reduce_window_min", "reduce_window_sum")
 SAME = ("copy", "copy_p", "optimization_barrier", "sharding_constraint", "name")
 
 
@@ -88,7 +90,9 @@ def _select_n(
     params: Any, inputs: list[Operand], outs: Outs, builder: Builder
 ) -> list[Operand] | None:
     if len(inputs) != 3 or inputs[0].dtype != "bool":
-        return None
+        if inputs[0].shape != outs[0][0]:
+            return None
+        return _called("select_n")(params, inputs, outs, builder)
     condition, if_false, if_true = inputs
     return [builder.op("where", (condition, if_true, if_false), *outs[0])]
 
@@ -182,12 +186,40 @@ def _joined(kind: str, dim: str) -> Convert:
 
 
 def _pad(params: Any, inputs: list[Operand], outs: Outs, builder: Builder) -> list[Operand] | None:
-    x, value = inputs
-    pairs = tuple((int(low), int(high)) for low, high, _ in params["padding_config"])
-    inner = any(within for _, _, within in params["padding_config"])
-    if inner or not isinstance(value, Uniform) or min(min(p) for p in pairs) < 0:
+    """Places between entries are added behind each on a dim of its own; what is less than nothing
+    at an end is cut off."""
+    value, config = inputs[1], [tuple(map(int, each)) for each in params["padding_config"]]
+    if not isinstance(value, Uniform):
         return None
-    return [builder.op("pad", (builder.tensor(x),), *outs[0], low_high=pairs, value=value.value)]
+
+    def padded(x: Value, pairs: Sequence[tuple[int, int]]) -> Value:
+        if not any(map(any, pairs)):
+            return x
+        shape = tuple(a + n + b for n, (a, b) in zip(x.shape, pairs, strict=True))
+        made = builder.op("pad", (x,), shape, x.dtype, low_high=tuple(pairs), value=value.value)
+        return builder.tensor(made)
+
+    x = builder.tensor(inputs[0])
+    for dim, (_, _, within) in enumerate(config):
+        if within and x.shape[dim]:
+            before, size, behind = x.shape[:dim], x.shape[dim], x.shape[dim + 1 :]
+            apart = builder.tensor(builder.reshape(x, (*before, size, 1, *behind)))
+            apart = padded(
+                apart, [(0, within if d == dim + 1 else 0) for d in range(len(apart.shape))]
+            )
+            x = builder.tensor(builder.reshape(apart, (*before, size * (within + 1), *behind)))
+            x = _kept(x, dim, 0, size * (within + 1) - within, builder)
+    for dim, (low, high, _) in enumerate(config):
+        x = _kept(x, dim, max(0, -low), x.shape[dim] - max(0, -high), builder)
+    return [padded(x, [(max(0, low), max(0, high)) for low, high, _ in config])]
+
+
+def _kept(x: Value, dim: int, start: int, stop: int, builder: Builder) -> Value:
+    if (start, stop) == (0, x.shape[dim]):
+        return x
+    shape = (*x.shape[:dim], stop - start, *x.shape[dim + 1 :])
+    cut = builder.op("slice", (x,), shape, x.dtype, dim=dim, start=start, stop=stop, step=1)
+    return builder.tensor(cut)
 
 
 def _rev(params: Any, inputs: list[Operand], outs: Outs, builder: Builder) -> list[Operand]:
@@ -213,8 +245,46 @@ def _cumsum(
     params: Any, inputs: list[Operand], outs: Outs, builder: Builder
 ) -> list[Operand] | None:
     if params["reverse"]:
-        return None
+        return _called("cumsum", "axis", "reverse")(params, inputs, outs, builder)
     return [builder.op("cumsum", inputs, *outs[0], dim=int(params["axis"]))]
+
+
+def _called(name: str, *options: str) -> Convert:
+    """A row of `LAX_CALLS`, with these of its parameters as options."""
+
+    def convert(params: Any, inputs: list[Operand], outs: Outs, builder: Builder) -> list[Operand]:
+        values = tuple(Value(s, d) for s, d in outs)
+        operands = tuple(builder.tensor(x) for x in inputs)
+        attrs = {option: _plain(params[option]) for option in options}
+        builder.append(Node(f"jax::{name}", operands, values, attrs, builder.source))
+        return list(values)
+
+    return convert
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Sequence):
+        return tuple(map(_plain, value))
+    return value if isinstance(value, bool) else int(value)
+
+
+def _argmin(params: Any, inputs: list[Operand], outs: Outs, builder: Builder) -> list[Operand]:
+    (dim,) = params["axes"]
+    return _called("argmin", "axis")({"axis": dim}, inputs, outs, builder)
+
+
+def _reduce_window(name: str) -> Callable[..., list[Operand] | None]:
+    window = "window_dimensions window_strides padding base_dilation window_dilation".split()
+
+    def convert(
+        params: Any, inputs: list[Operand], outs: Outs, builder: Builder
+    ) -> list[Operand] | None:
+        if "float" not in outs[0][1]:
+            return None
+        named = [n for n in window if not n.endswith("dilation") or {*params[n]} != {1}]
+        return _called(name, *named)(params, inputs, outs, builder)
+
+    return convert
 
 
 def _iota(params: Any, inputs: list[Operand], outs: Outs, builder: Builder) -> list[Operand]:
@@ -356,6 +426,11 @@ TABLE: Mapping[str, Callable[..., list[Operand] | None]] = {
     "argmax": _argmax,
     "top_k": _top_k,
     "cumsum": _cumsum,
+    **{n: _called(n, "axis", "reverse") for n in RUNNING},
+    **{n: _reduce_window(n) for n in WINDOWS},
+    "argmin": _argmin,
+    "sort": _called("sort", "dimension", "is_stable", "num_keys"),
+    "cholesky": _called("cholesky"),
     "iota": _iota,
     "dot_general": _dot_general,
     "gather": _gather,

@@ -1,0 +1,87 @@
+"""Primitives that programs call again with their options."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+from autopar.rules.lax_calls import LAX_CALLS
+from autopar.runtime.verify.verified import TOLERANCE
+from tests.jax import models
+from tests.jax.planned import made_of
+from tests.jax.test_capture import equal
+
+
+def _scanned(h: Any) -> Any:
+    def join(left: Any, right: Any) -> Any:
+        return left[0] * right[0], right[0] * left[1] + right[1]
+
+    return lax.associative_scan(join, (jnp.tanh(h), h), axis=1)[1]
+
+
+def _pooled(start: float, joins: Any, **more: Any) -> Callable[[Any], Any]:
+    def pool(h: Any) -> Any:
+        x = h.reshape(*h.shape[:-1], 2, -1)
+        return lax.reduce_window(
+            x, start, joins, (1, 3, 1, 2), (1, 2, 1, 1), ((0, 0), (1, 1), (0, 0), (0, 0)), **more
+        )
+
+    return pool
+
+
+def _second(h: Any) -> Any:
+    return lax.sort((h, h[..., ::-1] * 2), dimension=1, num_keys=1)[1]
+
+
+def _chosen(h: Any) -> Any:
+    which = jnp.argmin(h[..., None] * jnp.arange(1.0, 4), -1)
+    return lax.select_n(which.astype("int32"), h, h * 2, -h)
+
+
+FORMS: dict[str, Callable[[Any], Any]] = {
+    "cumsum(x, axis=1, reverse=True)": lambda h: lax.cumsum(h, 1, reverse=True),
+    "cumprod(x, axis=1)": lambda h: lax.cumprod(jnp.tanh(h), 1),
+    "cummax(x, axis=2)": lambda h: lax.cummax(h, 2),
+    "cummin(x, axis=1, reverse=True)": lambda h: lax.cummin(h, 1, reverse=True),
+    "cumlogsumexp(x, axis=1)": lambda h: lax.cumlogsumexp(h, 1),
+    "sort(x, dimension=2)": lambda h: jnp.sort(h, -1),
+    "sort((x, x), dimension=1)": _second,
+    "reduce_window(x, -jnp.inf, lax.max": _pooled(-jnp.inf, lax.max),
+    "reduce_window(x, jnp.inf, lax.min": _pooled(jnp.inf, lax.min),
+    "reduce_window(x, 0.0, lax.add": _pooled(0.0, lax.add, window_dilation=(1, 2, 1, 1)),
+    "linalg.cholesky(x)": lambda h: jnp.linalg.cholesky(h.mT @ h + jnp.eye(h.shape[-1])),
+    "select_n(x, x, x, x)": _chosen,
+    "jnp.pad": _scanned,
+    "reshape": lambda h: lax.pad(h, 0.5, ((0, 0, 0), (-1, 2, 2), (1, -2, 0))),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_programs_call_them_as_the_loss_does(form: str) -> None:
+    """Captured, split over data and model ranks, and against one device."""
+
+    def loss(params: Any, batch: Any) -> Any:
+        made = FORMS[form](jnp.tanh(batch["x"] @ params["a"]))
+        return jnp.mean(jnp.square(made) * jnp.cos(jnp.arange(made.shape[-1]))) + jnp.mean(
+            jnp.square(batch["x"] @ params["b"])
+        )
+
+    params = {"a": models.shape(8, 8), "b": models.shape(8, 8)}
+    batch = {"x": models.shape(8, 6, 8)}
+    equal(loss, params, batch)
+    model = models.Model(loss, params, batch)
+    program = made_of(form, model, {"dp_shard": "4", "tp": "2", "zero": "1"})
+    assert program.exact()[0].largest <= TOLERANCE
+    head, _, options = form.partition("(")
+    assert head in program.text
+    for option in options.rstrip(")").split(", "):
+        assert option.strip("(x)") in program.text
+
+
+def test_every_row_is_tried() -> None:
+    called = {row.function.partition(".")[2] for row in LAX_CALLS.values()} - {"argmin"}
+    assert called <= {form.partition("(")[0] for form in FORMS}
