@@ -166,6 +166,7 @@ ELEMENTWISE: Mapping[str, Rule | RuleMaker] = {
     "jax::atan2": Rule(_text(2), saves=(0, 1), flops=TRANSCENDENTAL, backward=2.0),
     "jax::clamp": Rule(_text(3), saves=(0, 1, 2)),
     "jax::ceil": _one(),
+    "jax::rint": _one(),
     "where": _where,
     "masked_fill": _masked_fill,
     "dropout": _dropout,

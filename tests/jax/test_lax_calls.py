@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
@@ -33,6 +34,14 @@ def _pooled(start: float, joins: Any, **more: Any) -> Callable[[Any], Any]:
     return pool
 
 
+def _places(h: Any, count: int) -> Any:
+    return (jnp.arange(h.size).reshape(h.shape) * 5) % count
+
+
+def _rows(h: Any, places: Any) -> Any:
+    return jnp.take_along_axis(h, places[..., None], 1)
+
+
 def _second(h: Any) -> Any:
     return lax.sort((h, h[..., ::-1] * 2), dimension=1, num_keys=1)[1]
 
@@ -56,6 +65,13 @@ FORMS: dict[str, Callable[[Any], Any]] = {
     "linalg.cholesky(x)": lambda h: jnp.linalg.cholesky(h.mT @ h + jnp.eye(h.shape[-1])),
     "select_n(x, x, x, x)": _chosen,
     "jnp.pad": _scanned,
+    "jnp.rint": lambda h: jnp.round(h * 3) * h,
+    "jnp.take_along_axis": lambda h: jnp.take_along_axis(h, _places(h, 6), 1),
+    "take_along_axis": lambda h: _rows(h, _places(h[..., 0], 6)),
+    "clamp": lambda h: jax.vmap(jax.vmap(lambda x, i: x[i]))(h, 3 * _places(h[..., 0], 8)),
+    "jnp.take": lambda h: h[:, jnp.array([3, 0, 3, 5])],
+    "abs": lambda h: lax.cond(True, jnp.abs, jnp.negative, h),
+    "!=": lambda h: h * ((h < 0.1) != (h.mT[..., :6].mT > 0)),
     "reshape": lambda h: lax.pad(h, 0.5, ((0, 0, 0), (-1, 2, 2), (1, -2, 0))),
 }
 

@@ -586,7 +586,7 @@ _ARITHMETIC = (
 _FUNCTIONS = (
     "neg exp log sqrt rsqrt tanh sigmoid relu gelu silu sin cos abs erf square softplus leaky_relu "
     "elu hardtanh mish reciprocal identity detach clamp isinf isnan sign floor cast dropout "
-    "jax::is_finite jax::ceil"
+    "jax::is_finite jax::ceil jax::rint"
 )
 
 

@@ -279,6 +279,7 @@ REFERENCE: Mapping[str, Reference] = {
     "jax::div": _two(lambda a, b: torch.div(a, b, rounding_mode="trunc")),
     "jax::is_finite": _one(torch.isfinite),
     "jax::ceil": _one(torch.ceil),
+    "jax::rint": _one(torch.round),
     "jax::atan2": _two(torch.atan2),
     "jax::clamp": lambda c: torch.clamp(c.operands[1], c.operands[0], c.operands[2]),
     "jax::cbrt": _one(lambda x: x.pow(1 / 3)),

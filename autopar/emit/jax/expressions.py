@@ -49,7 +49,7 @@ CALLS: Mapping[str, str] = {
     "softplus": "jax.nn.softplus", "sin": "jnp.sin", "cos": "jnp.cos", "abs": "jnp.abs",
     "not": "jnp.logical_not", "erf": "lax.erf", "square": "jnp.square", "sign": "jnp.sign",
     "floor": "jnp.floor", "detach": "lax.stop_gradient", "linear": "linear",
-    "jax::rem": "jnp.fmod", "jax::is_finite": "jnp.isfinite",
+    "jax::rem": "jnp.fmod", "jax::is_finite": "jnp.isfinite", "jax::rint": "jnp.rint",
 }  # fmt: skip
 REDUCTIONS: Mapping[str, str] = {
     "sum": "sum", "mean": "mean", "amax": "max", "amin": "min", "any": "any", "all": "all",
@@ -129,8 +129,9 @@ class _Writer:
             if self.attrs.get("scalar_first"):
                 sides.reverse()
         left, right = sides
-        # `(a * b) @ c`: products of numbers and of matrices bind alike, and read otherwise
-        left_level = UNARY if sign == "@" else level
+        # `(a * b) @ c`: products of numbers and of matrices bind alike, and read otherwise;
+        # `(a < b) == c`: without them Python compares b with both.
+        left_level = UNARY if sign == "@" else level + (level == COMPARE)
         text = f"{left.within(left_level)} {sign} {right.within(level + 1)}"
         return Expr(text, level, weight=self.weight)
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from autopar.frontends.jax.draft import Draft, Node, Operand, Value
 
-STOPS = frozenset(("detach", "sign", "floor", "jax::is_finite", "one_hot", "argmax", "jax::argmin"))
+STOPS = frozenset(
+    ("detach", "sign", "floor", "jax::is_finite", "one_hot", "argmax", "jax::argmin", "jax::rint")
+)
 
 
 def differentiable(draft: Draft) -> set[Value]:

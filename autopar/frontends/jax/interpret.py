@@ -166,7 +166,7 @@ _ONE: Mapping[str, Callable[[Any], Any]] = {
     "not": jnp.logical_not, "erf": jax.lax.erf, "square": jnp.square, "sign": jnp.sign,
     "floor": jnp.floor, "detach": jax.lax.stop_gradient, "relu": jax.nn.relu,
     "silu": jax.nn.silu, "softplus": jax.nn.softplus,
-    "jax::is_finite": jnp.isfinite, "identity": lambda x: x,
+    "jax::is_finite": jnp.isfinite, "jax::rint": jnp.rint, "identity": lambda x: x,
 }  # fmt: skip
 
 _REDUCE: Mapping[str, Callable[..., Any]] = {

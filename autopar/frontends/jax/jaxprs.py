@@ -146,6 +146,8 @@ class _Walker:
     def _equation(self, eqn: Any, inputs: list[Operand]) -> list[Operand]:
         name = eqn.primitive.name
         source = self._source(eqn)
+        if name == "cond" and (branch := _only_branch(eqn.params, inputs[0])) is not None:
+            return self._call(branch, inputs[1:], source)
         if name in REFUSED:
             raise ControlFlow(f"{source}: {REFUSED[name]}")
         self.builder.source = source
@@ -372,3 +374,14 @@ def plain(value: Any) -> bool | int | float:
         return number
     own = kind.type(value)
     return unrounded(own) if kind == np.float32 else float(str(own))
+
+
+def _only_branch(params: Any, chosen: Operand) -> Any | None:
+    """The branch of a cond or switch that is known to be taken: by a number that is known, or where
+    platforms decide, that of every platform without one of its own."""
+    branches, platforms = params["branches"], params.get("branches_platforms")
+    if platforms is not None:
+        return branches[platforms.index(None)] if None in platforms else None
+    if isinstance(chosen, Uniform):
+        return branches[max(0, min(int(chosen.value), len(branches) - 1))]
+    return None

@@ -30,6 +30,8 @@ REDUCTIONS = {
     "reduce_sum": "sum", "reduce_max": "amax", "reduce_min": "amin",
     "reduce_or": "any", "reduce_and": "all",
 }  # fmt: skip
+CLIP = "GatherScatterMode.CLIP"
+MOVED_INSIDE = (CLIP, "GatherScatterMode.PROMISE_IN_BOUNDS")
 RUNNING = ("cumprod", "cummax", "cummin", "cumlogsumexp")
 WINDOWS = ("reduce_window_max", "reduce_window_min", "reduce_window_sum")
 SAME = ("copy", "copy_p", "optimization_barrier", "sharding_constraint", "name")
@@ -273,6 +275,14 @@ def _argmin(params: Any, inputs: list[Operand], outs: Outs, builder: Builder) ->
     return _called("argmin", "axis")({"axis": dim}, inputs, outs, builder)
 
 
+def _round(
+    params: Any, inputs: list[Operand], outs: Outs, builder: Builder
+) -> list[Operand] | None:
+    if int(params["rounding_method"]) != 1:  # halves to the even number
+        return None
+    return [builder.op("jax::rint", (builder.tensor(inputs[0]),), *outs[0])]
+
+
 def _reduce_window(name: str) -> Callable[..., list[Operand] | None]:
     window = "window_dimensions window_strides padding base_dilation window_dilation".split()
 
@@ -317,42 +327,92 @@ def _gather(
 ) -> list[Operand] | None:
     """Rows of a table, or one element per position along a dim; anything else stays unknown.
 
-    ``indices`` has a last dim of 1 that holds the one coordinate.
+    The last dim of ``indices`` holds the coordinates. One along which all is taken says nothing,
+    where what lies outside is moved inside; there has to be one other.
     """
     numbers = params["dimension_numbers"]
     x, indices = builder.tensor(inputs[0]), inputs[1]
-    if len(numbers.start_index_map) != 1 or indices.shape[-1:] != (1,):
+    dims = [int(d) for d in numbers.start_index_map]  # numpy integers under vmap
+    if indices.shape[-1:] != (len(dims),):
         return None
-    dim = int(numbers.start_index_map[0])  # numpy integers under vmap
-    batching = tuple(numbers.operand_batching_dims)
+    if len(dims) > 1 and str(params["mode"]) in MOVED_INSIDE:
+        some = [i for i, d in enumerate(dims) if params["slice_sizes"][d] != x.shape[d]]
+        if len(some) == 1 and isinstance(indices, Value):
+            indices = _kept(indices, len(indices.shape) - 1, some[0], some[0] + 1, builder)
+            dims = [dims[some[0]]]
+    if len(dims) != 1:
+        return None
+    (dim,) = dims
+    batching, offsets = (
+        tuple(map(int, dims)) for dims in (numbers.operand_batching_dims, numbers.offset_dims)
+    )
     sizes = tuple(params["slice_sizes"])
     shape, dtype = outs[0]
-    if tuple(numbers.collapsed_slice_dims) != (dim,) or sizes[dim] != 1:
+    if sizes[dim] != 1:
         return None
+    if not numbers.collapsed_slice_dims:  # as vmap has it: the dim is left, of one place
+        windows = [d for d in range(len(x.shape)) if d not in batching]
+        left = offsets[windows.index(dim)]
+        offsets = tuple(d - (d > left) for d in offsets if d != left)
+        shape = (*shape[:left], *shape[left + 1 :])
+    elif tuple(numbers.collapsed_slice_dims) != (dim,):
+        return None
+    picked = _picked(params, dim, batching, offsets, (x, indices), (shape, dtype), builder)
+    return None if picked is None else [builder.reshape(picked, outs[0][0])]
+
+
+def _picked(
+    params: Any,
+    dim: int,
+    batching: tuple[int, ...],
+    offsets: tuple[int, ...],
+    inputs: tuple[Value, Operand],
+    out: tuple[Shape, str],
+    builder: Builder,
+) -> Operand | None:
+    """`_gather` of one coordinate along ``dim``, which the result, ``out``, has no more."""
+    numbers, sizes = params["dimension_numbers"], tuple(params["slice_sizes"])
+    (x, indices), (shape, dtype) = inputs, out
     index = builder.reshape(_number(indices, builder) or indices, indices.shape[:-1])
+    if str(params["mode"]) == CLIP and isinstance(index, Value):
+        bounds = {"min": 0, "max": x.shape[dim] - 1}
+        index = builder.op("clamp", (index,), index.shape, index.dtype, **bounds)
     whole = all(n == sizes[d] for d, n in enumerate(x.shape) if d != dim)
     rank = len(index.shape)
     if not batching and whole and dim == 0:
-        if tuple(numbers.offset_dims) != tuple(range(rank, len(shape))):
+        if offsets != tuple(range(rank, len(shape))):
             return None
         if isinstance(index, Uniform):  # x[3]
             row = builder.op("select", (x,), x.shape[1:], dtype, dim=0, index=int(index.value))
-            return [builder.expand(row, shape)]
+            return builder.expand(row, shape)
         if len(x.shape) == 2:
-            return [builder.op("embedding", (index, x), shape, dtype, padding_idx=None)]
+            return builder.op("embedding", (index, x), shape, dtype, padding_idx=None)
         flat = builder.reshape(index, (index.numel,))
         taken = (index.numel, *x.shape[1:])
         rows = builder.op("index_select", (x, flat), taken, dtype, dim=0)
-        return [builder.reshape(rows, shape)]
+        return builder.reshape(rows, shape)
     others = tuple(d for d in range(len(x.shape)) if d != dim)
     if not batching and whole and isinstance(index, Uniform) and index.shape == ():
         place = int(index.value)  # x.take(3, axis)
         if 0 <= place < x.shape[dim]:
-            return [builder.op("select", (x,), shape, dtype, dim=dim, index=place)]
-    if batching == others == tuple(numbers.start_indices_batching_dims) and rank == len(x.shape):
-        if numbers.offset_dims or tuple(index.shape) != shape:
+            return builder.op("select", (x,), shape, dtype, dim=dim, index=place)
+    beside = tuple(d for d in range(len(shape)) if d != dim)
+    if not batching and whole and rank == 1 and offsets == beside:  # x[:, i]
+        return builder.op("index_select", (x, builder.tensor(index)), shape, dtype, dim=dim)
+    leading = batching == tuple(numbers.start_indices_batching_dims) == tuple(range(dim))
+    if leading and rank == dim + 1 and offsets == tuple(range(rank, len(shape))) and offsets:
+        thin = builder.reshape(index, (*index.shape, *[1] * len(offsets)))  # rows of each
+        places = builder.tensor(builder.expand(thin, shape))
+        full = all(sizes[d] == x.shape[d] for d in range(dim + 1, len(x.shape)))
+        return builder.op("gather", (x, places), shape, dtype, dim=dim) if full else None
+    if batching == others == tuple(numbers.start_indices_batching_dims):
+        if offsets or tuple(index.shape) != shape:
             return None
-        return [builder.op("gather", (x, builder.tensor(index)), shape, dtype, dim=dim)]
+        if rank == len(x.shape) - 1:  # one place of each row
+            shape = (*shape[:dim], 1, *shape[dim:])
+            index = builder.reshape(index, shape)
+        if len(index.shape) == len(x.shape):
+            return builder.op("gather", (x, builder.tensor(index)), shape, dtype, dim=dim)
     return None
 
 
@@ -429,6 +489,7 @@ TABLE: Mapping[str, Callable[..., list[Operand] | None]] = {
     **{n: _called(n, "axis", "reverse") for n in RUNNING},
     **{n: _reduce_window(n) for n in WINDOWS},
     "argmin": _argmin,
+    "round": _round,
     "sort": _called("sort", "dimension", "is_stable", "num_keys"),
     "cholesky": _called("cholesky"),
     "iota": _iota,
