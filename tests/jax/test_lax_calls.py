@@ -42,6 +42,11 @@ def _rows(h: Any, places: Any) -> Any:
     return jnp.take_along_axis(h, places[..., None], 1)
 
 
+def _last_places(h: Any) -> Any:
+    """Under `vmap` the same places of all."""
+    return jnp.take_along_axis(h, jnp.arange(48).reshape(8, 6, 1) % 7, -1)
+
+
 def _second(h: Any) -> Any:
     return lax.sort((h, h[..., ::-1] * 2), dimension=1, num_keys=1)[1]
 
@@ -70,6 +75,7 @@ FORMS: dict[str, Callable[[Any], Any]] = {
     "take_along_axis": lambda h: _rows(h, _places(h[..., 0], 6)),
     "clamp": lambda h: jax.vmap(jax.vmap(lambda x, i: x[i]))(h, 3 * _places(h[..., 0], 8)),
     "jnp.take": lambda h: h[:, jnp.array([3, 0, 3, 5])],
+    "broadcast_to": lambda h: jax.vmap(_last_places)(jnp.stack([h, h * 2])).sum(0),
     "abs": lambda h: lax.cond(True, jnp.abs, jnp.negative, h),
     "!=": lambda h: h * ((h < 0.1) != (h.mT[..., :6].mT > 0)),
     "reshape": lambda h: lax.pad(h, 0.5, ((0, 0, 0), (-1, 2, 2), (1, -2, 0))),

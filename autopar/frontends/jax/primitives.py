@@ -399,21 +399,25 @@ def _picked(
     beside = tuple(d for d in range(len(shape)) if d != dim)
     if not batching and whole and rank == 1 and offsets == beside:  # x[:, i]
         return builder.op("index_select", (x, builder.tensor(index)), shape, dtype, dim=dim)
-    leading = batching == tuple(numbers.start_indices_batching_dims) == tuple(range(dim))
-    if leading and rank == dim + 1 and offsets == tuple(range(rank, len(shape))) and offsets:
-        thin = builder.reshape(index, (*index.shape, *[1] * len(offsets)))  # rows of each
-        places = builder.tensor(builder.expand(thin, shape))
-        full = all(sizes[d] == x.shape[d] for d in range(dim + 1, len(x.shape)))
-        return builder.op("gather", (x, places), shape, dtype, dim=dim) if full else None
-    if batching == others == tuple(numbers.start_indices_batching_dims):
+    if batching == others == tuple(numbers.start_indices_batching_dims) and rank == len(x.shape):
         if offsets or tuple(index.shape) != shape:
             return None
-        if rank == len(x.shape) - 1:  # one place of each row
-            shape = (*shape[:dim], 1, *shape[dim:])
-            index = builder.reshape(index, shape)
-        if len(index.shape) == len(x.shape):
-            return builder.op("gather", (x, builder.tensor(index)), shape, dtype, dim=dim)
-    return None
+        return builder.op("gather", (x, builder.tensor(index)), shape, dtype, dim=dim)
+    ordered = tuple(numbers.start_indices_batching_dims) == tuple(range(len(batching)))
+    if not batching or not ordered or rank - len(batching) not in (0, 1):
+        return None
+    # Some places of each row; rows that differ along a window alone have the same.
+    windows = tuple(d for d in others if d not in batching)
+    more = rank > len(batching)
+    from_window, from_index = iter(windows), iter((*batching, dim))
+    made = [next(from_window if d in offsets else from_index) for d in range(len(shape))]
+    if made != sorted((*others, *[dim] * more)) or any(sizes[d] != x.shape[d] for d in windows):
+        return None
+    count = index.shape[-1] if more else 1
+    wide = (*x.shape[:dim], count, *x.shape[dim + 1 :])
+    thin = tuple(1 if d in windows else n for d, n in enumerate(wide))
+    places = builder.tensor(builder.expand(builder.reshape(index, thin), wide))
+    return builder.op("gather", (x, places), wide, dtype, dim=dim)
 
 
 def _number(x: Operand, builder: Builder) -> Uniform | None:
