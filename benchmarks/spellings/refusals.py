@@ -28,16 +28,9 @@ REFUSALS: Mapping[str, str] = {
         "not yet: complex numbers"
     ),
     "jax/sums along time/long convolution by rfft of padded lengths": "not yet: complex numbers",
-    "jax/dropout and noise/a key for each sample, the model under vmap": "not yet: gather",
-    "jax/cross entropy/vmap of a sample's loss, itself vmap of a word's": "not yet: gather",
-    "jax/auxiliary losses/one head on every layer's output, stacked by scan": "not yet: gather",
-    "jax/dtype changes/weights rounded to eight bits, gradient straight through": "not yet: round",
     "jax/layers in a loop/fori_loop that indexes stacked parameters": "not yet: dynamic_slice",
     "jax/recurrence over time/fori_loop that sets one row of the output": (
         "not yet: dynamic_slice, scatter"
-    ),
-    "jax/recurrence over time/cumsum of log gates and cumlogsumexp of log values": (
-        "not yet: cumlogsumexp"
     ),
     "jax/sums along time/conv_general_dilated of each channel, padded on the left": (
         "not yet: groups of a convolution over a model axis"
@@ -45,12 +38,7 @@ REFUSALS: Mapping[str, str] = {
     "jax/contrast over the batch/two views in one, own similarity set away, partner by roll": (
         "not yet: scatter"
     ),
-    "jax/contrast over the batch/diagonal of log_softmax over either axis": "not yet: cond",
-    "jax/contrast over the batch/correlation of channels over the samples, off its diagonal": (
-        "not yet: cond"
-    ),
-    "jax/contrast over the batch/hardest of the distances that nested vmap gives": "not yet: cond",
     "jax/routing/weights of top_k set into zeros, all experts computed": "not yet: scatter",
-    "jax/routing/argsort of the experts' numbers and ragged_dot": "not yet: sort, ragged_dot",
+    "jax/routing/argsort of the experts' numbers and ragged_dot": "not yet: ragged_dot",
 }
 """By the spelling's name."""
