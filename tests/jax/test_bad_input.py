@@ -161,6 +161,15 @@ def test_what_fails_in_the_users_functions_is_told_with_its_line(name: str) -> N
     assert re.match(f".*{place}.*{text}", str(caught.value), re.DOTALL)
 
 
+def test_a_derivative_that_cannot_be_tried_says_what_stands_in_it() -> None:
+    def loss(params: Any, batch: Any) -> Any:
+        y = batch["x"] @ params["w"]
+        return jnp.mean(jnp.linalg.slogdet(y.T @ y + jnp.eye(y.shape[1]))[1])
+
+    with pytest.raises(CaptureError, match=r"jax::lu cannot be called again.*\d results"):
+        capture(loss, PARAMS, BATCH)
+
+
 def test_no_advice_that_cannot_work_for_what_no_program_can_hold() -> None:
     """It has options, so letting it run whole would be refused when the program is written."""
 

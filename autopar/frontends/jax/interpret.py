@@ -140,14 +140,14 @@ def _evaluate(op: Op, x: Sequence[Any]) -> Any:
         return _ONE[op.kind](x[0])
     if op.kind in _REDUCE:
         return _REDUCE[op.kind](x[0], axis=op.attrs["dims"], keepdims=op.attrs["keepdim"])
-    if op.kind.startswith("jax::") and not unwritable(op):
-        return getattr(jax.lax, op.kind.removeprefix("jax::"))(*x)
-    if op.kind not in _OTHER:
+    if why := unwritable(op):
         raise CaptureError(
-            f"{op.source}: {op.kind} cannot be run again, since {unwritable(op)}; it stands in a "
-            "function with a derivative of its own, which is tried when it is captured: write it "
-            "with jnp functions that autopar knows, or make it outside of the loss"
+            f"{op.source}: {op.kind} cannot be called again, since {why}; the derivative of the "
+            "function that it stands in is tried by that: write it with jnp functions that autopar "
+            "knows, or make it outside of the loss"
         )
+    if op.kind.startswith("jax::"):
+        return getattr(jax.lax, op.kind.removeprefix("jax::"))(*x)
     return _OTHER[op.kind](op.attrs, *x)
 
 

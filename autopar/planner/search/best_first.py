@@ -45,15 +45,15 @@ class Known:
         return max((self.bounds[one] for one in self._sharing_less(mesh)), default=0.0)
 
     def fitting_s(self, candidate: Candidate) -> float:
-        """The same, by what fits: ranks that share less of sequences keep as much of activations,
-        and of state. It grows less evenly with what is shared than `promise_s`, and so says nothing
-        of what should come first."""
-        mesh, count, promise_s = candidate.model, candidate.microbatches, self.promise_s(candidate)
+        """The same by what fits, beside `promise_s`: ranks that share less of sequences keep as
+        much of activations, and of state. It grows less evenly with what is shared, and so says
+        nothing of what should come first."""
+        mesh = candidate.model
         if mesh in self.bounds:
-            return promise_s
+            return 0.0
         alike = (m for m in self._sharing_less(mesh) if m.size(EXPERT) == mesh.size(EXPERT))
         known = (prospect for one in alike for prospect in self.prospects.get(one, ()))
-        return max([promise_s, *(prospect.step_s(count) for prospect in known)])
+        return max((prospect.step_s(candidate.microbatches) for prospect in known), default=0.0)
 
     def _sharing_less(self, mesh: Mesh) -> Iterator[Mesh]:
         return (one for one in self.bounds if _shares_less(one, mesh))
@@ -94,9 +94,10 @@ def try_families(
         solved = firsts.get(mesh) if index == 0 else None
         solved = solved or solve(question, candidate, solver)
         if solved is not None:
+            # Of a mesh whose fewest microbatches were left out the first that is solved counts.
+            now = replace(now, bound_s=min(now.bound_s, solved.bound_s))
             if index == 0:
                 known.bounds[mesh] = solved.bound_s
-                now = replace(now, bound_s=min(now.bound_s, solved.bound_s))
             answers: list[Answer] = []
             if solved.bound_s < now.best_s:
                 solver.tell(f"{candidate.name}: bound {solved.bound_s * 1e3:.4g} ms")

@@ -102,8 +102,7 @@ class LowerBounds:
         m, pp = shape.candidate.microbatches, shape.pp
         views = shape.views(question.cluster)
         needed = min((size for _, size in shares), default=float("inf"))
-        room = SPARE * self._room(shape)
-        fitting = [whole for whole, size in shares if size <= room]
+        fitting = self._roomy(shape, shares)
         if not fitting:
             return needed, float("inf")
         pass_s = model.least_pass_s(fitting, core.levels[0], question.cluster)
@@ -156,9 +155,12 @@ class LowerBounds:
         """All of the model under the layouts that may fit; where none may, or ranks have devices of
         several kinds and so parts of several sizes, under all."""
         shares = [*self.shares(core, model)]
-        several = len(self.question.cluster.kinds) > 1
-        room = float("inf") if several else SPARE * self._room(core.shape)
-        return [whole for whole, size in shares if size <= room] or [whole for whole, _ in shares]
+        alike = len(self.question.cluster.kinds) == 1
+        return (alike and self._roomy(core.shape, shares)) or [whole for whole, _ in shares]
+
+    def _roomy(self, shape: Shape, shares: Sequence[Share]) -> list[Whole]:
+        room = SPARE * self._room(shape)
+        return [whole for whole, size in shares if size <= room]
 
     def _room(self, shape: Shape) -> float:
         """Memory of a rank, in the mean."""
