@@ -17,6 +17,7 @@ _HEADS = frozenset("lm_head head classifier score fc_out embed_out".split())
 _BY_KIND = {
     "attention": "mixed",
     "cross_entropy": "loss",
+    "linear_cross_entropy": "loss",
     "ctc_loss": "losses",
     "cos": "cos",
     "sin": "sin",
@@ -30,7 +31,8 @@ _STREAM = frozenset({"linear", "linear_t", "conv", "layer_norm", "rms_norm", "ba
 # What programs import from the runtime; variables leave these names alone.
 FUNCTIONS = frozenset(
     "all_reduce all_to_all attention batch_norm carry copy_to cross_entropy ctc_loss device dropout"
-    " embedding experts gather keep_first local own_function pad recompute reduce_scatter"
+    " embedding experts gather keep_first linear_cross_entropy local own_function pad recompute"
+    " reduce_scatter"
     " repeat_heads ring_attention rms_norm rotary scatter_sum shard whole".split()
 )
 # Python's own functions, which variables do not hide.

@@ -14,6 +14,7 @@ _OPERANDS: Mapping[str, tuple[str, ...]] = {
     "attention": ("q", "k", "v", "mask"),
     "rotary": ("", "cos", "sin"),
     "cross_entropy": ("logits", "labels"),
+    "linear_cross_entropy": ("hidden", "labels"),
     "ctc_loss": ("log_probs", "targets", "input_lengths", "target_lengths"),
     "cos": ("angles",),
     "sin": ("angles",),

@@ -20,7 +20,7 @@ from autopar.lowering.lowered import (
 )
 from autopar.nouns.axes import BATCH
 from autopar.nouns.graph import Graph
-from autopar.nouns.kinds import DRAWS
+from autopar.nouns.kinds import CROSS_ENTROPIES, DRAWS
 from autopar.nouns.sharding import Sharding
 from autopar.rules.reshard import reshard
 from autopar.rules.resharding import Collective, Step, collectives
@@ -31,7 +31,7 @@ def global_counts(graph: Graph) -> int:
     """Losses that are means over the labelled tokens of the batch: each asks for one count."""
     bodies = [block.body for block in graph.blocks.values()]
     return sum(
-        op.kind == "cross_entropy"
+        op.kind in CROSS_ENTROPIES
         and op.attrs.get("reduction", "mean") == "mean"
         and op.attrs.get("ignore_index", -100) is not None  # else every row counts, by its shape
         for part in (graph, *bodies)
@@ -47,7 +47,7 @@ def counted(lowered: Lowered) -> list[LoweredOp]:
     return [
         op
         for op in lowered.ops
-        if op.op.kind == "cross_entropy" and op.op.attrs.get("reduction", "mean") == "mean"
+        if op.op.kind in CROSS_ENTROPIES and op.op.attrs.get("reduction", "mean") == "mean"
     ]
 
 

@@ -125,6 +125,14 @@ def internal_collectives(op: LoweredOp, mesh: Mesh) -> Iterator[Inside]:
         axes = [a for a, c in op.strategy.choices if c == each.choice and mesh.size(a) > 1]
         for inside, (i, axis) in product(each.moves, enumerate(axes)):
             names = factor_names(op.bound, inside.dims)
+            chunked = op.bound.rule.chunked
+            if chunked is not None and chunked.factor in names:
+                others = math.prod(local[n] for n in names if n != chunked.factor) * inside.count
+                for rows, times in chunked.sizes(local[chunked.factor]):
+                    size = rows * others * DTYPE_BYTES[inside.dtype]
+                    moved = Collective(inside.kind, axis, size)
+                    yield Inside(inside.direction, moved, times, inside.dtype)
+                continue
             numel = math.prod(local[name] for name in names) * inside.count
             if inside.ahead:
                 numel *= mesh.ways(axes[: i + 1])

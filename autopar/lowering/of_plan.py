@@ -13,15 +13,16 @@ from autopar.nouns.graph import Graph
 from autopar.nouns.plan import Plan
 from autopar.rules.cut import BatchCut, batch_cut
 from autopar.rules.kept_whole import keep_whole
+from autopar.rules.loss_heads import in_chunks
 from autopar.rules.pieces import BatchMixed
 from autopar.rules.uneven_routes import with_imbalance
 
 
 def planned_graph(plan: Plan, captured: Graph) -> Graph:
-    """The graph that the plan is of: in its precision, with what it keeps whole and how unevenly
-    routes go to experts."""
+    """The graph that the plan is of: in its precision, with what it keeps whole, how unevenly
+    routes go to experts, and its loss in chunks."""
     graph = at_precision(keep_whole(captured, plan.replicated_ops), plan.precision)
-    return with_imbalance(graph, plan.expert_imbalance)
+    return in_chunks(with_imbalance(graph, plan.expert_imbalance), plan.loss_chunks)
 
 
 def batch_dims(batch: Iterable[BatchEntry]) -> dict[str, int]:

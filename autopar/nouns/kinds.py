@@ -15,7 +15,10 @@ OWN_DERIVATIVE = "custom::"
 text, backward maps operands and results' gradients to the gradients of the operands at the
 positions ``gradients``; rule, where it can be split, is what `autopar.rules.composite` found."""
 
-WIDE_LOSSES = frozenset({"cross_entropy", "ctc_loss"})
+CROSS_ENTROPIES = frozenset({"cross_entropy", "linear_cross_entropy"})
+"""Their second operand has the labels."""
+
+WIDE_LOSSES = CROSS_ENTROPIES | {"ctc_loss"}
 """Kinds that compute in float32 at least, and whose results stay so in half precision."""
 
 DRAWS = frozenset({"dropout", "noise"})
@@ -53,6 +56,9 @@ KINDS: Mapping[str, str] = MappingProxyType(
         "embedding": "ids [...], weight [v, d]; padding_idx",
         "cross_entropy": "logits [t, v], labels [t]; ignore_index, reduction (mean|sum), "
         "label_smoothing, upcast? (logits in fp32)",
+        "linear_cross_entropy": "x [t, k], labels [t], weight [v, k], bias? [v]; chunks (of rows, "
+        "one after the other), ignore_index, reduction (mean|sum), label_smoothing, scale (of the "
+        "logits), cap (null, or logits are cap tanh(. / cap)): `autopar.rules.loss_heads` makes it",
         # sequences without alignment
         "ctc_loss": "log_probs [t, n, c], targets [n, s], input_lengths [n], target_lengths [n]; "
         "blank, zero_infinity: -> [n], not divided by lengths",

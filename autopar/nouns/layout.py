@@ -6,6 +6,7 @@
            | "recompute=" a policy                   see `autopar.nouns.recompute`
            | "schedule=" its name, or a file of actions
            | "offload=" none or optimizer            see `autopar.nouns.offload`
+           | "loss_chunks=" none, or how many        see `autopar.rules.loss_heads`
            | ("sequence_parallel" | "uneven") "=" on or off
 
 `Pins` are some of the choices, a `Layout` is all of them; the text of a layout is that of its pins.
@@ -41,6 +42,7 @@ from autopar.nouns.recompute import ATTENTION, KEEP_ALL, POLICIES, Recompute
 from autopar.nouns.zero import ZERO_LEVELS
 
 RING_RANKS = "cp_ring"
+CHUNKS, NO_CHUNKS = "loss_chunks", "none"
 DEGREES = (REPLICATE, SHARD, TENSOR, CONTEXT, EXPERT, PIPELINE)
 _DIGITS = 12
 """More of them are a slip of the finger; Python would take up to thousands."""
@@ -49,6 +51,7 @@ _MEANS: Mapping[str, str] = MappingProxyType(
     {
         "zero": " (dp_shard splits nothing, optimizer state, and gradients, and parameters)",
         "offload": " (what is in host memory between steps)",
+        CHUNKS: "none, or ",
         "microbatch": "the samples that one microbatch has on one data rank, ",
     }
 )
@@ -84,12 +87,18 @@ class Pins:
     offload: str | None = None
     sequence_parallel: bool | None = None
     uneven: bool | None = None
+    loss_chunks: int | None = None
+    """Of the rows of the last product and its loss; 0: none, logits are whole."""
 
     def texts(self) -> dict[str, str]:
         """What is pinned, in the words of ``--fix``."""
         pinned = {one.name: getattr(self, one.name) for one in fields(self)}
         return {
-            name: _SWITCH[value] if isinstance(value, bool) else str(value)
+            name: _SWITCH[value]
+            if isinstance(value, bool)
+            else NO_CHUNKS
+            if name == CHUNKS and not value
+            else str(value)
             for name, value in pinned.items()
             if value is not None
         }
@@ -104,7 +113,7 @@ class Pins:
 
 
 NAMES = tuple(one.name for one in fields(Pins))
-_NOT_OF_LAYOUTS = ("microbatches", RING_RANKS)
+_NOT_OF_LAYOUTS = ("microbatches", RING_RANKS, CHUNKS)
 """What follows from the rest of a layout."""
 WORDS: Mapping[str, Sequence[str]] = MappingProxyType(
     {
@@ -180,6 +189,8 @@ class Grammar:
             return _of_words(name, text)
         if name == "schedule":
             return text
+        if name == CHUNKS and text == NO_CHUNKS:
+            return 0
         if not (text.isascii() and text.isdigit() and len(text) <= _DIGITS and int(text)):
             wanted = _MEANS.get(name, "") + "a whole number from 1"
             if name in (*AXES, RING_RANKS) and self.devices is not None:

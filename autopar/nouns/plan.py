@@ -202,6 +202,8 @@ class Plan:
                   declares them.
     clip_norm:    largest norm of the whole gradient, whose parts one more collective adds up.
     expert_imbalance: how unevenly routes were taken to go to experts; None: evenly.
+    loss_chunks:  of rows that the model's last product and its loss are taken in, one after the
+                  other (`autopar.rules.loss_heads`); None: logits are made whole.
     """
 
     workload: str
@@ -222,6 +224,7 @@ class Plan:
     cluster_file: str = ""
     actions: tuple[str, ...] = ()
     expert_imbalance: Imbalance | None = None
+    loss_chunks: int | None = None
     format: int = FORMAT
 
     @property
@@ -266,10 +269,11 @@ class Plan:
 
 def as_data(plan: Plan) -> dict[str, Any]:
     """The plan as plain values. What only plans that offload have is left out of others, and so is
-    what only those with uneven routes have."""
+    what only those with uneven routes or a loss in chunks have."""
     data = dataclasses.asdict(plan)
-    if plan.expert_imbalance is None:
-        del data["expert_imbalance"]
+    for rare in ("expert_imbalance", "loss_chunks"):
+        if getattr(plan, rare) is None:
+            del data[rare]
     for record, own in (*_pairs(data, plan, "stages"), *_pairs(data, plan, "runners_up")):
         record["recompute"] = None if own.recompute is None else str(own.recompute)
         if own.offload == OFFLOAD[0]:

@@ -36,6 +36,7 @@ from autopar.planner.ask.pins import read_pins
 from autopar.planner.ask.question import Outcome, Question
 from autopar.planner.ask.sequences import check_heads, cuts_along, every_cut
 from autopar.planner.ask.unruled import check_allowed, check_registered, unruled
+from autopar.planner.search.loss_chunks import asked_chunks, check_rows, settled_chunks
 from autopar.planner.solve.solved import lowered_of
 from autopar.pricing.bands import memory_band, time_band
 from autopar.pricing.bounds import prediction_bounds
@@ -46,6 +47,7 @@ from autopar.rules.batch import flow_or_obstacle
 from autopar.rules.cut import Cut, Cuts
 from autopar.rules.fusion import ALONE, fusion
 from autopar.rules.kept_whole import keep_whole
+from autopar.rules.loss_heads import AS_MANY_AS_IT_TAKES, in_chunks
 from autopar.rules.pieces import BatchMixed
 from autopar.rules.uneven_routes import check_imbalance, with_imbalance
 
@@ -178,9 +180,13 @@ def plan_captured(
     if options.imbalance is not None:
         check_imbalance(graph, options.imbalance)
         graph = with_imbalance(graph, options.imbalance)
+    pins, actions = read_pins(fix or {}, cluster.device_count)
+    chunks = asked_chunks(
+        graph, pins.loss_chunks, workload.framework, style, captured.samples, cluster
+    )
+    plain, graph = graph, in_chunks(graph, chunks)
     batch_dims = {e.name: e.batch_dim for e in captured.batch if e.batch_dim is not None}
     flow, obstacle = flow_or_obstacle(graph, batch_dims)
-    pins, actions = read_pins(fix or {}, cluster.device_count)
     if workload.framework == "jax" and (pins.pp or 1) > 1:
         raise UserError(
             f"--fix pp={pins.pp}: JAX programs have one stage so far; leave pp out, or price the "
@@ -222,8 +228,11 @@ def plan_captured(
     )
     outcome = search_or_advise(question, progress)
     question = replace(question, cluster=outcome.cluster)
+    if chunks == AS_MANY_AS_IT_TAKES:
+        chunks, outcome = settled_chunks(question, outcome, plain)
+        question = replace(question, graph=in_chunks(plain, chunks))
     made = _plan(outcome, question, captured, workload, workload_ref, style, tuple(missing))
-    made = replace(made, expert_imbalance=options.imbalance)
+    made = replace(made, expert_imbalance=options.imbalance, loss_chunks=chunks)
     against = tuple(f"No microbatches: {reason}." for reason in flow.obstacles)
     if obstacle is not None:
         against = (f"One data rank only: {obstacle}",)
@@ -232,9 +241,11 @@ def plan_captured(
     against += outcome.alarms
     enough = None if outcome.best.decided.stages else fewer(question, outcome)
     lowered = lowered_of(question, outcome.best.decided)
+    if chunks is not None:
+        check_rows(lowered, chunks)
     used = outcome.cluster
     return PlanResult(
-        made, workload, used, captured, graph, lowered, tuple(missing), against, enough
+        made, workload, used, captured, question.graph, lowered, tuple(missing), against, enough
     )
 
 

@@ -138,7 +138,7 @@ class Prices:
         if not flops and not moved:
             return 0
         launches = work.launches[0 if forward else 1]
-        shape = (work.thinness, work.head_dim, work.rows)
+        shape = (work.thinness, work.head_dim, work.rows, work.streamed_bytes, work.calls)
         place = (work.dtype, work.kind, forward, flops, moved, launches, shape, work.forward_flops)
         price = self._ops.get(place)
         if price is None:
@@ -150,6 +150,10 @@ class Prices:
             launches = launches and not beside_s
             seconds = rate.time_s(flops, moved, launches, work.thinness, work.rows)
             if beside_s and work.forward_flops:
-                seconds += round(flops / work.forward_flops) * beside_s
+                seconds += work.calls * round(flops / work.forward_flops) * beside_s
+            if forward and work.streamed_bytes:
+                seconds += op_time_s(
+                    self.cluster, 0.0, work.streamed_bytes, work.dtype, "elementwise"
+                )
             price = self._ops[place] = round(seconds * PICOSECONDS)
         return price

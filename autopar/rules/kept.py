@@ -38,6 +38,38 @@ class Kept(TupleRecord):
 
 
 @dataclass(frozen=True, slots=True)
+class Streamed(TupleRecord):
+    """Bytes for each point of ``dims`` that the op reads and writes in its forward one after the
+    other with its products, where no product hides them."""
+
+    dims: tuple[str, ...]
+    bytes_each: float
+
+
+@dataclass(frozen=True, slots=True)
+class Chunked(TupleRecord):
+    """An op that runs in ``count`` chunks of a factor, one after the other: of as equal sizes as
+    can be. ``products``: calls of products in each; ``most``: of the factor at once, whatever the
+    count is, in what the op holds while it runs; 0: as many as a chunk has."""
+
+    factor: str
+    count: int
+    products: int
+    most: int = 0
+
+    def at_once(self, extent: int) -> int:
+        """Of the largest chunk."""
+        each = -(-extent // self.count)
+        return min(each, self.most) if self.most else each
+
+    def sizes(self, extent: int) -> tuple[tuple[int, int], ...]:
+        """(extent of a chunk, how many there are), of chunks that are not empty."""
+        each, more = divmod(extent, self.count)
+        pairs = ((each + 1, more), (each, self.count - more))
+        return tuple((size, times) for size, times in pairs if size and times)
+
+
+@dataclass(frozen=True, slots=True)
 class Routed(TupleRecord):
     """Rows that go to indices of ``factor`` unevenly, those of the busiest over the mean: in the
     mean of steps, and in the worst one; see `autopar.nouns.imbalance`."""

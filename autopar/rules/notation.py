@@ -39,7 +39,7 @@ from typing import Literal
 from autopar.nouns.errors import UserError
 from autopar.nouns.graph import Op, Tensor
 from autopar.rules.implementations.table import TABLE, Implementation
-from autopar.rules.kept import Kept, Routed, TupleRecord
+from autopar.rules.kept import Chunked, Kept, Routed, Streamed, TupleRecord
 
 FactorKind = Literal["parallel", "summed", "whole"]
 Cost = Literal["matmul", "attention", "conv", "elementwise", "reduction", "gather"]
@@ -134,6 +134,9 @@ class Rule(TupleRecord):
                 fixed values of the others, so a partial sum may pass through it.
     saves:      operands that the backward pass needs, by position; ``saves_results`` likewise.
     keeps:      what else the forward pass keeps for backward.
+    workspace:  what it holds besides while it runs.
+    streams:    what it moves besides, one after the other with its products.
+    chunked:    what it runs in chunks of, with the collectives that move that; None: at once.
     routed:     what is done for rows that are routed unevenly; None: all indices have as many.
     implementations: what takes the plain op's place where an axis splits a factor, if anything.
     flops:      forward floating-point operations per point of the iteration space (all factors).
@@ -156,6 +159,9 @@ class Rule(TupleRecord):
     saves: tuple[int, ...] = ()
     saves_results: tuple[int, ...] = ()
     keeps: tuple[Kept, ...] = ()
+    workspace: tuple[Kept, ...] = ()
+    streams: tuple[Streamed, ...] = ()
+    chunked: Chunked | None = None
     routed: Routed | None = None
     implementations: tuple[Implemented, ...] = ()
     flops: float = 1.0

@@ -14,10 +14,12 @@ from autopar.rules.implementations.table import (
     MASKED_LOOKUP,
     VOCABULARY_PARALLEL,
 )
-from autopar.rules.kept import Kept
+from autopar.rules.kept import Chunked, Kept, Streamed
 from autopar.rules.notation import Implemented, Internal, Rule, RuleMaker
 from autopar.rules.terms import accumulated, text
 
+LEAST_ROWS = 1024
+"""Of a chunk, below which products reach much less (half of a device's rate at some hundred)."""
 LOSS_FLOPS = 8.0  # per logit: maximum, subtract, exponential, sum
 
 
@@ -60,6 +62,67 @@ def _cross_entropy(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, 
     )
 
 
+def _linear_cross_entropy(
+    op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]
+) -> Rule:
+    """A product with rows v of a matrix and the loss of its rows t, whose gradients are made with
+    it (`autopar.runtime.pytorch.loss_head`): what it keeps is these.
+
+    Of the logits the compute's own dtype is written, read for their maxima and for the softmax,
+    which float32 at least has; that is read once more and written as the gradient, which two
+    products read. Every chunk but the first adds to the gradient of the matrix. ``chunks`` of 0 are
+    as many as it takes, and take no longer than one: what bounds every number of them.
+    """
+    del results
+    x, _, weight, *bias = operands
+    chunks, wide = int(op.attrs["chunks"]), accumulated(x)
+    most = 0 if chunks else LEAST_ROWS
+    chunks = chunks or 1
+    own, sums = DTYPE_BYTES[x.dtype], DTYPE_BYTES[wide]
+    half = own < sums
+    dtype_of_gradient = DTYPE_BYTES[weight.dtype]
+    added = (own + own + 2 * sums) if half else 2 * sums
+    products = 2 + weight.differentiable
+    mean = op.attrs.get("reduction", "mean") == "mean"
+    workspace = [Kept(("t", "v"), own + sums if half else own)]
+    if weight.dtype != x.dtype:
+        workspace.append(Kept(("v", "k"), own))  # the matrix in the dtype of x
+    if weight.differentiable and half and (chunks > 1 or most):
+        workspace.append(Kept(("v", "k"), own))  # what is added
+    return Rule(
+        text(
+            [["t+", "k!"], ["t+"], ["v~", "k!"], *([["v~"]] if bias else [])],
+            [[]],
+        ),
+        keeps=(
+            *([Kept(("t", "k"), own)] if x.differentiable else []),
+            *([Kept(("v", "k"), dtype_of_gradient)] if weight.differentiable else []),
+            *([Kept(("v",), dtype_of_gradient)] if bias and bias[0].differentiable else []),
+        ),
+        workspace=tuple(workspace),
+        streams=(
+            Streamed(("t", "v"), 3 * own + 2 * sums + (own if half else 0)),
+            Streamed(("v", "k"), (chunks - 1) * (added if weight.differentiable else 0)),
+        ),
+        chunked=Chunked("t", chunks, products, most),
+        implementations=(
+            Implemented(
+                "v",
+                VOCABULARY_PARALLEL,
+                (
+                    Internal("all_reduce", "forward", ("t",), 1, wide),
+                    Internal("all_reduce", "forward", ("t",), 2, wide),
+                ),
+            ),
+            *([Implemented("t", GLOBAL_COUNT)] if mean else []),
+        ),
+        flop_terms=((2.0 * products, ("t", "v", "k")),),
+        products=(),
+        sides=((("t",), ()), (("v",), ()), (("k",), ())),
+        cost="matmul",
+    )
+
+
 VOCABULARY: Mapping[str, Rule | RuleMaker] = {
     "embedding": Rule(
         "..., v~+ d -> ... d",
@@ -69,4 +132,5 @@ VOCABULARY: Mapping[str, Rule | RuleMaker] = {
         cost="gather",
     ),
     "cross_entropy": _cross_entropy,
+    "linear_cross_entropy": _linear_cross_entropy,
 }

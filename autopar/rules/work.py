@@ -20,6 +20,7 @@ from autopar.nouns.graph import DTYPE_BYTES, Op, Tensor
 from autopar.nouns.imbalance import busiest_rank
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.sharding import Sharding
+from autopar.rules.kept import Chunked
 from autopar.rules.notation import BoundRule, Cost, Rule, Term
 from autopar.rules.strategies import Strategy, flows, shardings
 
@@ -60,7 +61,8 @@ class Work:
 
     ``kind`` is the op's, or ``bias``: the addition of a vector that is a parameter, which the
     product before it makes in the same call. ``launches``: see `Moves`. ``thinness`` and
-    ``head_dim``: see `shape`. ``rows``: see `rows_at_once`.
+    ``head_dim``: see `shape`. ``rows``: see `rows_at_once`. ``streamed_bytes``: of the forward,
+    beside its products; ``calls``: of products in it.
     """
 
     forward_flops: float
@@ -74,6 +76,8 @@ class Work:
     thinness: float = 0.0
     head_dim: int = 0
     rows: int = 0
+    streamed_bytes: float = 0.0
+    calls: int = 1
 
 
 def op_work(
@@ -101,7 +105,30 @@ def op_work(
         thinness,
         head_dim,
         rows_at_once(bound, local),
+        streamed_bytes(bound, local),
+        1 if bound.rule.chunked is None else _calls(bound.rule.chunked, local),
     )
+
+
+def streamed_bytes(bound: BoundRule, local: Mapping[str, int]) -> float:
+    """That the forward moves beside its products. ``local`` as `shape` has it."""
+    each = bound.rule.streams
+    return sum(one.bytes_each * math.prod(local[f] for f in one.dims) for one in each)
+
+
+def _calls(chunked: Chunked, local: Mapping[str, int]) -> int:
+    return chunked.products * min(chunked.count, local[chunked.factor])
+
+
+def workspace_bytes(bound: BoundRule, strategy: Strategy, mesh: Mesh) -> int:
+    """What the op holds while its forward runs, beside operands, results and what it keeps."""
+    if not bound.rule.workspace:
+        return 0
+    local = extents(bound, strategy, mesh)
+    if bound.rule.chunked is not None:
+        factor = bound.rule.chunked.factor
+        local[factor] = bound.rule.chunked.at_once(local[factor])
+    return sum(math.prod(local[f] for f in w.dims) * w.itemsize for w in bound.rule.workspace)
 
 
 def rows_at_once(bound: BoundRule, local: Mapping[str, int]) -> int:
@@ -126,6 +153,9 @@ def shape(bound: BoundRule, local: Mapping[str, int]) -> tuple[float, int]:
         query, key = operands[:2]
         head_dim = math.prod(local[f] for f in (query & key) - result)
         return thinness([math.prod(local[f] for f in key - query)]), head_dim
+    if bound.rule.chunked is not None:
+        factor = bound.rule.chunked.factor
+        local = {**local, factor: -(-local[factor] // bound.rule.chunked.count)}
     if bound.rule.sides:
         return thinness(_ratio(side, local) for side in bound.rule.sides), 0
     if bound.rule.cost != "matmul" or len(operands) < 2:

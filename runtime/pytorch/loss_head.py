@@ -99,7 +99,7 @@ class _LinearCrossEntropy(Function):
         narrow = weight.to(x.dtype)
         sizes = chunk_sizes(x.shape[0], head.chunks)
         total = x.new_zeros((), dtype=_wide(x.dtype))
-        for rows, own in zip(x.split(sizes), labels.split(sizes), strict=True):
+        for rows, own in zip(torch.split(x, sizes), torch.split(labels, sizes), strict=True):
             logits = F.linear(rows, narrow, None if bias is None else bias.to(x.dtype))
             keep = own != head.ignore_index
             total += _losses(logits, own, head, trains).masked_fill(~keep, 0).sum()
@@ -180,9 +180,9 @@ class _Rows(NamedTuple):
 def _losses(logits: Tensor, labels: Tensor, head: Head, trains: bool) -> Tensor:
     """Of a chunk's rows; where it trains, ``logits`` are then the gradient of each row's loss."""
     size = _rows_at_once(logits)
-    tiles, losses = logits.split(size), []
+    tiles, losses = torch.split(logits, size), list[Tensor]()
     if not head.axes:
-        for tile, own in zip(tiles, labels.split(size), strict=True):
+        for tile, own in zip(tiles, torch.split(labels, size), strict=True):
             wide = _transformed(tile, head)
             slope = _slope(wide, head) if trains else None
             softmax, rows = _softmax(wide, own, head)
@@ -190,7 +190,7 @@ def _losses(logits: Tensor, labels: Tensor, head: Head, trains: bool) -> Tensor:
             if trains:
                 tile.copy_(_times(_less_labels(softmax, rows, rows.share, head), slope))
         return torch.cat(losses)
-    return _joined(tiles, labels.split(size), head, trains)
+    return _joined(tiles, torch.split(labels, size), head, trains)
 
 
 def _joined(tiles: Sequence[Tensor], labels: Sequence[Tensor], head: Head, trains: bool) -> Tensor:
@@ -206,10 +206,10 @@ def _joined(tiles: Sequence[Tensor], labels: Sequence[Tensor], head: Head, train
     highest = _over(torch.cat([rows.highest for rows in every]), head, "max")
     log_sum = torch.cat([rows.log_sum for rows in every])
     parts = [(log_sum - highest).exp(), torch.cat([rows.taken for rows in every])]
-    sums, taken = _over(torch.stack(parts), head, "sum")
-    whole = sums.log() + highest
+    joined = _over(torch.stack(parts), head, "sum")
+    whole, taken = joined[0].log() + highest, joined[1]
     if trains:
-        factors = (log_sum - whole).exp().split([len(tile) for tile in tiles])
+        factors = torch.split((log_sum - whole).exp(), [len(tile) for tile in tiles])
         for tile, rows, slope, factor in zip(tiles, every, slopes, factors, strict=True):
             tile.mul_(factor.unsqueeze(1))
             tile.copy_(_times(_less_labels(tile, rows, rows.share * factor, head), slope))

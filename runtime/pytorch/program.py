@@ -41,6 +41,7 @@ from autopar.runtime.pytorch.layers import (
     repeat_heads,
     scatter_sum,
 )
+from autopar.runtime.pytorch.loss_head import linear_cross_entropy
 from autopar.runtime.pytorch.norms import rms_norm, rotary
 from autopar.runtime.pytorch.own_functions import own_function
 from autopar.runtime.pytorch.parameters import Buffer, Parameter, local
@@ -57,7 +58,8 @@ __all__ = [
     "FP32", "BatchNorm", "Buffer", "Conv", "Embedding", "GroupNorm", "LayerNorm", "Linear",
     "Modules", "Parameter", "RMSNorm", "Settings", "Stage", "Value", "Weights", "all_reduce",
     "all_to_all", "attention", "batch_norm", "carry", "copy_to", "cross_entropy", "ctc_loss",
-    "device", "dropout", "embedding", "experts", "gather", "keep_first", "local", "own_function",
+    "device", "dropout", "embedding", "experts", "gather", "keep_first",
+    "linear_cross_entropy", "local", "own_function",
     "pad", "probe", "recompute", "reduce_scatter", "repeat_heads", "ring_attention",
     "rms_norm", "rotary",
     "scatter_sum", "shard", "whole",

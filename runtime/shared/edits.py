@@ -8,11 +8,9 @@ from pathlib import Path
 from autopar.emit.code_lines import code_lines, matcher
 from autopar.files import plan_folder
 from autopar.frontends.shared.captured import Captured
-from autopar.lowering.of_plan import lowered_plan
-from autopar.lowering.precision import at_precision
+from autopar.lowering.of_plan import lowered_plan, planned_graph
 from autopar.nouns.errors import UserError
 from autopar.nouns.plan import Plan
-from autopar.rules.kept_whole import keep_whole
 from autopar.runtime.shared.error_places import LONGEST, place
 
 NAMED = 3
@@ -46,7 +44,7 @@ def files_of(
     probes: every result through a probe, one op a line (JAX: marked, one op a line).
     marks:  as `autopar.emit.marks` says.
     """
-    graph = at_precision(keep_whole(captured.graph, plan.replicated_ops), plan.precision)
+    graph = planned_graph(plan, captured.graph)
     dims = {e.name: e.batch_dim for e in captured.batch if e.batch_dim is not None}
     lowered = lowered_plan(plan, graph, dims)
     if plan.framework == "jax":

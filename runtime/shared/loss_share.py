@@ -17,6 +17,7 @@ from autopar.lowering.lowered import Lowered, LoweredOp
 from autopar.lowering.of_plan import batch_dims, lowered_plan, planned_graph
 from autopar.nouns.errors import UserError
 from autopar.nouns.graph import Graph
+from autopar.nouns.kinds import CROSS_ENTROPIES
 from autopar.rules.batch import batch_flow, flow_or_obstacle
 
 Kind = Literal["counts", "mean", "sum"]
@@ -106,7 +107,7 @@ def _reducing(lowered: Lowered, states: Mapping[str, str]) -> list[LoweredOp]:
 
 def _kind(lowered: LoweredOp) -> Kind:
     op = lowered.op
-    if op.kind == "cross_entropy":
+    if op.kind in CROSS_ENTROPIES:
         return "counts" if op.attrs.get("reduction", "mean") == "mean" else "sum"
     return "mean" if op.kind == "mean" else "sum"
 

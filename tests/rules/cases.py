@@ -187,6 +187,17 @@ def _embedding(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
     }
 
 
+def _linear_cross_entropy(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    (logits, labels), attrs = _cross_entropy(d, kind)
+    (rows, classes), width = logits.shape, d.size()
+    if attrs["reduction"] == "none":
+        attrs["reduction"] = "sum"
+    operands = [d.signed(rows, width), labels, d.real(classes, width)]
+    operands += [d.real(classes)] if d.flag() else []
+    numbers = {"chunks": d.of(0, 1, 2, 3), "scale": d.of(1.0, 0.5), "cap": d.of(None, 2.0)}
+    return tuple(operands), {**attrs, **numbers}
+
+
 def _cross_entropy(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
     del kind
     rows, classes = d.size(), d.of(3, 4, 7, 8, 12)
@@ -639,6 +650,7 @@ CASES: Mapping[str, Builder] = {
     "log_softmax": _softmax,
     "embedding": _embedding,
     "cross_entropy": _cross_entropy,
+    "linear_cross_entropy": _linear_cross_entropy,
     "ctc_loss": _ctc_loss,
     "where": _where,
     "masked_fill": _masked_fill,

@@ -159,6 +159,19 @@ def _embedding(call: Call) -> Tensor:
     return torch.where(mine.unsqueeze(-1), rows, torch.zeros((), dtype=weight.dtype))
 
 
+def linear_logits(attrs: Mapping[str, Any], x: Tensor, weight: Tensor, *bias: Tensor) -> Tensor:
+    """What the loss of a loss head reads."""
+    logits: Tensor = F.linear(x, weight, *bias) * attrs["scale"]
+    cap = attrs["cap"]
+    return logits if cap is None else cap * torch.tanh(logits / cap)
+
+
+def _linear_cross_entropy(call: Call) -> Tensor:
+    x, labels, *held = call.operands
+    logits = linear_logits(call.attrs, x, *held)
+    return _cross_entropy(Call(call.attrs, (logits, labels), call.shapes))
+
+
 def _cross_entropy(call: Call) -> Tensor:
     logits, labels = call.operands
     a = call.attrs
@@ -265,6 +278,7 @@ REFERENCE: Mapping[str, Reference] = {
     "log_softmax": lambda c: F.log_softmax(c.x, c.attrs["dim"]),
     "embedding": _embedding,
     "cross_entropy": _cross_entropy,
+    "linear_cross_entropy": _linear_cross_entropy,
     "ctc_loss": _ctc_loss,
     "add": _two(torch.add),
     "sub": _two(torch.sub),

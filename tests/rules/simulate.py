@@ -20,7 +20,7 @@ from autopar.rules.implementations.table import CAUSAL_ROWS, DISPATCH, HELD_EXPE
 from autopar.rules.notation import BoundRule
 from autopar.rules.strategies import Strategy, flows, shardings
 from tests.rules.drawing import Case
-from tests.rules.reference import Call, run
+from tests.rules.reference import Call, linear_logits, run
 
 Coordinate = tuple[int, ...]
 Pieces = dict[Coordinate, Tensor]
@@ -311,9 +311,14 @@ def _cross_entropy(
 ) -> dict[Coordinate, tuple[Tensor, ...]]:
     """Maximum, sum of exponentials and the label's logit over the ranks that split v."""
     axes = _talk(bound, strategy, mesh, "vocabulary_parallel")
-    logits, labels = leaves
+    logits, labels, *held = leaves
     a = case.op.attrs
-    classes = case.operands[0].shape[1]
+    if held:  # a loss head: the logits of every rank's own columns
+        rows_of, weight, *bias = logits, *held
+        logits = {
+            at: linear_logits(a, rows_of[at], weight[at], *(b[at] for b in bias)) for at in rows_of
+        }
+    classes = case.operands[2 if held else 0].shape[0 if held else 1]
     results: dict[Coordinate, tuple[Tensor, ...]] = {}
     for at in coordinates(mesh):
         group = [c for c in logits if all(c[k] == at[k] for k in range(len(at)) if k not in axes)]

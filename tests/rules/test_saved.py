@@ -13,6 +13,7 @@ from torch import Tensor
 
 from autopar.rules.registry import bind
 from autopar.rules.work import kept_bytes
+from autopar.runtime.pytorch.loss_head import linear_cross_entropy
 from tests.rules.cases import CASES
 from tests.rules.drawing import Draw, case
 from tests.rules.lax_cases import LAX_CASES
@@ -26,6 +27,7 @@ ELSEWHERE = {
     "rms_norm": "small ops that keep the normalised input, too; one fused kernel on accelerators",
     "attention": "small odd shapes take the composed path, which keeps all scores",
     "experts": "the reference runs all experts for all tokens; `test_experts` has the program's",
+    "linear_cross_entropy": "the reference keeps logits; the program's is tried below",
     **dict.fromkeys(LAX_CASES, "JAX keeps what its own derivatives name"),
     "aten::log_sigmoid": "a buffer, too; accelerators keep the input only",
     "aten::cosine_similarity": "small ops that keep the normalised operands, too",
@@ -115,6 +117,31 @@ def test_a_dropout_mask() -> None:
     bound = bind(whole.op, whole.nouns)
     assert kept_bytes(bound) == [4 * 8]
     assert _kept((x,), "dropout", Call({"p": 0.5}, (x,), ())) == (set(), set(), 4 * 8 * 4)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_loss_head_keeps_its_gradients(bias: bool) -> None:
+    x, weight, shift = (torch.rand(*n).requires_grad_() for n in ((6, 4), (9, 4), (9,)))
+    held = (weight, shift) if bias else (weight,)
+    labels = torch.arange(6)
+    attrs = {
+        "chunks": 2,
+        "scale": 1.0,
+        "cap": None,
+        "ignore_index": -100,
+        "label_smoothing": 0.0,
+        "reduction": "sum",
+    }
+    whole = case("linear_cross_entropy", (x, labels, *held), attrs)
+    kept: list[Tensor] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        kept.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        linear_cross_entropy(x, weight, labels, shift if bias else None, chunks=2)
+    assert sum(t.nbytes for t in kept if t.dim()) == sum(kept_bytes(bind(whole.op, whole.nouns)))
 
 
 def test_a_mask_of_features() -> None:

@@ -46,7 +46,8 @@ class Case:
         bias = torch.randn(self.v, generator=draw, dtype=torch.float64)
         labels = torch.randint(0, self.v, (self.t,), generator=draw)
         labels[list(self.ignored)] = -100
-        return (*(one.to(dtype).requires_grad_() for one in (x, weight, bias)), labels)
+        x, weight, bias = (one.to(dtype).requires_grad_() for one in (x, weight, bias))
+        return x, weight, bias, labels
 
     def plain(self, x: Tensor, weight: Tensor, bias: Tensor, labels: Tensor) -> Tensor:
         logits = F.linear(x, weight, bias if self.bias else None) * self.scale
@@ -109,8 +110,8 @@ def check(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
         x, weight, bias, labels = case.tensors()
         own = slice(rank * step, (rank + 1) * step)
         held = [one.detach()[own].requires_grad_() for one in (weight, bias)]
-        split = {"vocabulary": case.v, "axis": AXIS} if case.ways > 1 else {}
-        loss = case.chunked(x, *held, labels, **split)
+        split: dict[str, Any] = {"vocabulary": case.v, "axis": AXIS} if case.ways > 1 else {}
+        loss = case.chunked(x, held[0], held[1], labels, **split)
         made = [g for g in gradients(loss, x, *held) if g is not None]
         again = [g for g in gradients(loss, x, *held) if g is not None]
         assert all(torch.equal(one, other) for one, other in zip(made, again, strict=True))
@@ -177,7 +178,7 @@ def test_half_precision_adds_chunks_up_in_float32() -> None:
     x, weight, bias, labels = case.tensors(torch.bfloat16)
     wide = weight.detach().float().requires_grad_()
     whole = [one.detach().double().requires_grad_() for one in (x, weight, bias)]
-    right = gradients(case.plain(*whole, labels), whole[1])[0]
+    right = gradients(case.plain(whole[0], whole[1], whole[2], labels), whole[1])[0]
     (made,) = gradients(case.chunked(x, wide, bias, labels), wide)
     (plain,) = gradients(case.plain(x, weight, bias, labels), weight)
     assert made.dtype is torch.float32

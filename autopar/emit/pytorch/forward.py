@@ -23,12 +23,13 @@ from autopar.emit.pytorch.values import SPELLED, Surroundings, Values, bound
 from autopar.emit.text import ATOM, COLUMNS, Expr, variable
 from autopar.lowering.lowered import LoweredOp, Operand
 from autopar.lowering.precision import OWN_CASTS
+from autopar.nouns.kinds import CROSS_ENTROPIES
 from autopar.nouns.plan import key
 from autopar.rules.resharding import Step
 
 LIMIT = 2 * HEAVY + LIGHT
 LONGEST = 72  # columns of an expression that is written inside another one
-STATED = frozenset({"block", "split", "cross_entropy"})  # never inside another one
+STATED = frozenset({"block", "split", *CROSS_ENTROPIES})  # never inside another one
 GIVEN = ("input", "parameter", "buffer")
 VIEWS = frozenset("reshape transpose expand view".split())
 FOLLOWING = frozenset("reshape transpose expand view rotary add mul repeat_heads cast".split())
@@ -200,7 +201,7 @@ class Forward(Values):
     def _flush_for(self, op: LoweredOp, operands: Sequence[Operand]) -> None:
         """Prints pending operands until what is left makes a statement of bearable size."""
         own = HEAVY if op.op.kind in SHOWN | STATED else LIGHT
-        own = LIMIT - LIGHT if op.op.kind == "cross_entropy" else own
+        own = LIMIT - LIGHT if op.op.kind in CROSS_ENTROPIES else own
         while True:
             waiting = [o for o in operands if o.name in self.pending]
             if not waiting:
@@ -217,7 +218,7 @@ class Forward(Values):
         args = [self._seen(o) for o in op.operands]
         bias = args.pop() if op.op.attrs.get(FUSED) else None
         text = expression(self._site(op, args, bias)).text
-        if any(o.name == op.op.name for o in self.outputs) or op.op.kind == "cross_entropy":
+        if any(o.name == op.op.name for o in self.outputs) or op.op.kind in CROSS_ENTROPIES:
             return len(f"return {text}")
         targets = [self._hint(op, name) or "values" for name in op.op.outputs]
         return len(f"{', '.join(targets)} = {text}")

@@ -107,6 +107,16 @@ def _cross_entropy(site: Site) -> Expr:
     return Expr(call("cross_entropy", [logits, labels, *given, *site.beside]), weight=HEAVY)
 
 
+def _linear_cross_entropy(site: Site) -> Expr:
+    x, labels, weight, *bias = (a.text for a in site.args)
+    options = [x, weight, labels, *bias]
+    options += [f"count={site.count}"] if site.attrs.get("reduction", "mean") == "mean" else []
+    options.append(f"chunks={site.attrs['chunks']}")
+    plain = {"ignore_index": -100, "label_smoothing": 0.0, "scale": 1.0, "cap": None}
+    options += differing(site.attrs, plain)
+    return Expr(call("linear_cross_entropy", [*options, *site.beside]), weight=HEAVY)
+
+
 def _ctc_loss(site: Site) -> Expr:
     options = differing(site.attrs, {"blank": 0, "zero_infinity": False})
     return Expr(call("ctc_loss", [*(a.text for a in site.args), *options]), weight=HEAVY)
@@ -230,6 +240,7 @@ PRINTERS: Mapping[str, Printer] = {
     "conv": _conv,
     "embedding": _embedding,
     "cross_entropy": _cross_entropy,
+    "linear_cross_entropy": _linear_cross_entropy,
     "ctc_loss": _ctc_loss,
     "attention": _attention,
     "rotary": _rotary,

@@ -11,6 +11,7 @@ from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 
 from autopar.lowering.lowered import Lowered, LoweredOp
+from autopar.nouns.kinds import CROSS_ENTROPIES
 
 LONG_LEAF = 4  # ops that make a module without children a class of its own
 
@@ -38,7 +39,7 @@ class Scope:
 def module_path(op: LoweredOp) -> str:
     """The module that an op belongs to, relative to its graph: of a block the one that calls it,
     of the mean loss the root."""
-    if op.op.kind == "cross_entropy":
+    if op.op.kind in CROSS_ENTROPIES:
         return ""
     if op.op.kind == "block":
         parts = op.op.attrs["instance"].split(".")[:-1]

@@ -27,6 +27,7 @@ from autopar.nouns.axes import (
     TENSOR,
 )
 from autopar.nouns.layout import (
+    CHUNKS,
     RING_RANKS,
     WORDS,
     Grammar,
@@ -63,6 +64,7 @@ CHOICES = (
     "microbatch",
     "recompute",
     "offload",
+    CHUNKS,
 )
 ORDERS = ("none", *SCHEDULES, "found")
 

@@ -21,7 +21,7 @@ from autopar.nouns.mesh import Mesh
 from autopar.nouns.recompute import COMPUTE, FULL, NONE, POLICIES, SELECTIVE, keeps_routes
 from autopar.nouns.sharding import Sharding
 from autopar.rules.resharding import SHIFT
-from autopar.rules.work import kept_bytes
+from autopar.rules.work import kept_bytes, workspace_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,6 +280,8 @@ class Walk:
             held += saved.get(f"{op.op.name} keeps", 0)
             if op.bound is None:
                 inner = self.bodies[op.op.attrs["block"]].peak
+            else:
+                inner = workspace_bytes(op.bound, op.strategy, self.lowered.mesh)
             self._note(held + sum(temporary.values()) + inner, op.op)
             if op.bound is None:
                 held += self.kept[op.op.attrs["block"]]

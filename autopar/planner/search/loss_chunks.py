@@ -1,0 +1,131 @@
+"""In how many chunks of rows a model's last product and its loss run.
+
+A chunk more costs the passes over the head's matrix that it makes, and saves memory; so the search
+takes as many as it takes for granted, at the time of one, which no number of chunks is below
+(`autopar.rules.vocabulary`). What it has settled on gets the fewest that fit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from autopar.lowering.lowered import Lowered
+from autopar.nouns.cluster import Cluster
+from autopar.nouns.graph import DTYPE_BYTES, Graph
+from autopar.nouns.layout import CHUNKS, LayoutError
+from autopar.planner.ask.question import Answer, Outcome, Question
+from autopar.planner.solve.solved import lowered_of, state_of
+from autopar.planner.staged.in_full import settled
+from autopar.pricing.cut_model import CutModel
+from autopar.pricing.cuts import Cuts
+from autopar.pricing.priced import price
+from autopar.pricing.prices import Prices
+from autopar.rules.loss_heads import AS_MANY_AS_IT_TAKES, KIND, LossHead, in_chunks, loss_heads
+from autopar.rules.terms import accumulated
+from autopar.rules.vocabulary import LEAST_ROWS
+from autopar.rules.work import extents
+
+WORTH = 0.01
+"""Of a device's memory, which the logits of one sample must take for chunks to be thought of."""
+
+
+def asked_chunks(
+    graph: Graph, chunks: int | None, framework: str, style: str, samples: int, cluster: Cluster
+) -> int | None:
+    """What the search is to take: pinned ``chunks`` (0: none), else as many as it takes where the
+    logits of a sample are worth it; None: logits are whole.
+
+    Raises `LayoutError` where pinned chunks cannot be; says which op is against it.
+    """
+    if chunks is not None:
+        return _pinned(graph, chunks, framework, style) if chunks else None
+    if framework != "torch" or style != "eager":
+        return None
+    sizes = [_logits_bytes(graph, h) for h in loss_heads(graph) if isinstance(h, LossHead)]
+    memory = min(kind.device.memory_bytes for kind in cluster.kinds)
+    return AS_MANY_AS_IT_TAKES if max(sizes, default=0) > WORTH * memory * samples else None
+
+
+def _pinned(graph: Graph, chunks: int, framework: str, style: str) -> int:
+    text = f"--fix {CHUNKS}={chunks}"
+    if framework != "torch":
+        raise LayoutError(f"{text}: JAX programs make logits whole so far; leave it out")
+    if style != "eager":
+        raise LayoutError(
+            f"{text}: compiled programs leave the loss to the compiler; leave it out, or say "
+            "--style eager"
+        )
+    heads = loss_heads(graph)
+    if not heads:
+        raise LayoutError(f"{text}: the model has no cross-entropy of logits; leave it out")
+    for head in heads:
+        if not isinstance(head, LossHead):
+            raise LayoutError(
+                f"{text}: the loss at {head.loss.source} is not taken in chunks, since "
+                f"{head.reason}; change that, or leave {CHUNKS} out"
+            )
+        if chunks > head.rows:
+            raise LayoutError(
+                f"{text} is more than the {head.rows} rows of the logits at "
+                f"{head.linear.source}; give at most as many"
+            )
+    return chunks
+
+
+def _logits_bytes(graph: Graph, head: LossHead) -> int:
+    """Of the whole batch: in the dtype of the compute, their log-probabilities and gradient."""
+    logits = graph.tensors[head.linear.name]
+    each = DTYPE_BYTES[logits.dtype] + 2 * DTYPE_BYTES[accumulated(logits)]
+    return logits.numel * each
+
+
+def settled_chunks(question: Question, outcome: Outcome, plain: Graph) -> tuple[int, Outcome]:
+    """The fewest chunks with which the outcome's best layout fits, and the outcome at their price.
+
+    question: of a graph whose chunks are open; ``plain``: the same with logits.
+    """
+    answers: dict[int, Answer] = {}
+
+    def answer(chunks: int) -> Answer:
+        if chunks not in answers:
+            again = replace(question, graph=in_chunks(plain, chunks))
+            best = outcome.best
+            staged = bool(best.decided.stages)
+            answers[chunks] = settled(again, best.decided) if staged else _one_stage(again, best)
+        return answers[chunks]
+
+    rows = rows_of(lowered_of(question, outcome.best.decided))
+    few, many = 1, -(-rows // LEAST_ROWS)
+    while few < many:
+        middle = (few + many) // 2
+        if answer(middle).priced.memory.fits:
+            many = middle
+        else:
+            few = middle + 1
+    return few, replace(outcome, best=answer(few))
+
+
+def check_rows(lowered: Lowered, chunks: int) -> None:
+    """Raises `LayoutError` where chunks of the plan's rows would be empty."""
+    rows = rows_of(lowered)
+    if chunks > rows:
+        raise LayoutError(
+            f"--fix {CHUNKS}={chunks} is more than the {rows} rows of logits that a rank has of a "
+            f"microbatch; give at most {rows}, or fewer microbatches"
+        )
+
+
+def rows_of(lowered: Lowered) -> int:
+    """Of the loss head with most, on a rank in one microbatch."""
+    heads = [op for op in lowered.ops if op.op.kind == KIND]
+    bounds = [(op.bound, op.strategy) for op in heads]
+    return max(extents(b, s, lowered.mesh)["t"] for b, s in bounds if b is not None)
+
+
+def _one_stage(question: Question, answer: Answer) -> Answer:
+    decided = answer.decided
+    lowered = lowered_of(question, decided)
+    prices = Prices(question.cluster, lowered.mesh, question.precision, question.fusion)
+    model = CutModel(Cuts.of(lowered), None, prices, question.framework)
+    state = state_of(question, decided.layout, decided.candidate)
+    return Answer(decided, price(model, state, decided.layout.recompute))
