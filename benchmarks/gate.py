@@ -73,6 +73,10 @@ FINDINGS: Mapping[str, Sequence[str]] = {
         "tests/emit/test_sequences.py",
         "tests/runtime/test_attention_rows.py",
     ),
+    "loss heads in chunks": (
+        "tests/emit/test_loss_heads.py",
+        "tests/runtime/test_loss_head.py",
+    ),
     "attention over ranks": (
         "tests/emit/test_attention_along_sequences.py",
         "tests/runtime/test_ring_attention.py",

@@ -32,7 +32,8 @@ Fix = Annotated[
         "dp_replicate, dp_shard and tp. zero: 0 to 3. microbatch: samples that one "
         "microbatch has on one data rank. recompute: none, selective-op (keeps what products, "
         "attention and collectives gave), compute (keeps what collectives gave) or full. pp with "
-        "schedule and interleave: pipelines, which run on PyTorch. "
+        "schedule and interleave: pipelines, which run on PyTorch. loss_chunks: none, or how many "
+        "chunks of rows the last product and its loss are taken in, on PyTorch. "
         "sequence_parallel and recompute=selective, which no backend emits yet, are priced for "
         "transformers, and no program is written.",
     ),

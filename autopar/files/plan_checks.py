@@ -72,6 +72,8 @@ def check_values(plan: Plan) -> None:
     if not is_own(plan.optimizer):
         _one_of("optimizer", plan.optimizer, OPTIMIZERS)
     _count("microbatches", plan.microbatches)
+    if plan.loss_chunks is not None and plan.loss_chunks < 1:
+        raise _bad("loss_chunks", plan.loss_chunks, "a whole number from 1, or null")
     if plan.clip_norm is not None and not 0 < plan.clip_norm < math.inf:
         raise _bad("clip_norm", plan.clip_norm, "a number, more than 0, or null")
     if not plan.stages:

@@ -47,6 +47,7 @@ def decisions(
             "schedule": plan.schedule,
             "recompute": plan.each("recompute"),
             "offload": plan.each("offload"),
+            "loss chunks": "none" if plan.loss_chunks is None else str(plan.loss_chunks),
             "execution": plan.style,
             "precision": plan.precision,
             "optimizer": plan.optimizer,

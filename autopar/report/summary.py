@@ -48,6 +48,7 @@ def summary_object(
         "schedule": plan.schedule,
         "recompute": plan.each("recompute"),
         "offload": plan.each("offload"),
+        "loss_chunks": plan.loss_chunks,
         "style": plan.style,
         "precision": plan.precision,
         "searcher": plan.searcher,
@@ -115,6 +116,8 @@ def _decisions(plan: Plan, cluster: Cluster) -> RenderableType:
     rows.add_row("recompute", plan.each("recompute"))
     if plan.each("offload") != OFFLOAD[0]:
         rows.add_row("offload", offload_text(plan, cluster))
+    if plan.loss_chunks is not None:
+        rows.add_row("loss", loss_text(plan.loss_chunks))
     rows.add_row("execution", plan.style)
     rows.add_row("precision", f"{plan.precision}, {plan.optimizer}")
     if plan.expert_imbalance is not None:
@@ -127,6 +130,13 @@ def zero_text(plan: Plan) -> str:
     levels = sorted({stage.zero for stage in plan.stages})
     over = " and ".join(plan.program_mesh.sharing()) or SHARD
     return "; ".join(f"ZeRO {zero}: {ZERO[zero]} split over {over}" for zero in levels)
+
+
+def loss_text(chunks: int) -> str:
+    """``in 4 chunks of rows: a quarter of the logits at a time``"""
+    if chunks == 1:
+        return "with its product, at once: gradients are made beside it, logits are not kept"
+    return f"with its product, in {chunks} chunks of rows: 1/{chunks} of the logits at a time"
 
 
 def offload_text(plan: Plan, cluster: Cluster) -> str:
