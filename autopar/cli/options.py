@@ -33,7 +33,8 @@ Fix = Annotated[
         "microbatch has on one data rank. recompute: none, selective-op (keeps what products, "
         "attention and collectives gave), compute (keeps what collectives gave) or full. pp with "
         "schedule and interleave: pipelines, which run on PyTorch. loss_chunks: none, or how many "
-        "chunks of rows the last product and its loss are taken in, on PyTorch. "
+        "chunks of rows the last product and its loss are taken in, on PyTorch. bucket: of "
+        "gradients that replicas add up at once, as 8MiB. "
         "sequence_parallel and recompute=selective, which no backend emits yet, are priced for "
         "transformers, and no program is written.",
     ),

@@ -16,6 +16,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from autopar.files.file_errors import sentences
 from autopar.nouns.axes import AXES
+from autopar.nouns.buckets import MIB
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.errors import UserError
 from autopar.nouns.graph import Graph
@@ -74,6 +75,8 @@ def check_values(plan: Plan) -> None:
     _count("microbatches", plan.microbatches)
     if plan.loss_chunks is not None and plan.loss_chunks < 1:
         raise _bad("loss_chunks", plan.loss_chunks, "a whole number from 1, or null")
+    if plan.bucket_bytes is not None and (plan.bucket_bytes < MIB or plan.bucket_bytes % MIB):
+        raise _bad("bucket_bytes", plan.bucket_bytes, "a multiple of 1048576, or null")
     if plan.clip_norm is not None and not 0 < plan.clip_norm < math.inf:
         raise _bad("clip_norm", plan.clip_norm, "a number, more than 0, or null")
     if not plan.stages:

@@ -6,6 +6,7 @@
            | "recompute=" a policy                   see `autopar.nouns.recompute`
            | "schedule=" its name, or a file of actions
            | "offload=" none or optimizer            see `autopar.nouns.offload`
+           | "bucket=" a size, as 8MiB               see `autopar.nouns.buckets`
            | "loss_chunks=" none, or how many        see `autopar.rules.loss_heads`
            | ("sequence_parallel" | "uneven") "=" on or off
 
@@ -36,6 +37,7 @@ from autopar.nouns.axes import (
     SHARD,
     TENSOR,
 )
+from autopar.nouns.buckets import bucket_text, parse_bucket
 from autopar.nouns.errors import UserError, did_you_mean
 from autopar.nouns.offload import OFFLOAD
 from autopar.nouns.recompute import ATTENTION, KEEP_ALL, POLICIES, Recompute
@@ -43,6 +45,7 @@ from autopar.nouns.zero import ZERO_LEVELS
 
 RING_RANKS = "cp_ring"
 CHUNKS, NO_CHUNKS = "loss_chunks", "none"
+BUCKET = "bucket"
 DEGREES = (REPLICATE, SHARD, TENSOR, CONTEXT, EXPERT, PIPELINE)
 _DIGITS = 12
 """More of them are a slip of the finger; Python would take up to thousands."""
@@ -89,19 +92,13 @@ class Pins:
     uneven: bool | None = None
     loss_chunks: int | None = None
     """Of the rows of the last product and its loss; 0: none, logits are whole."""
+    bucket: int | None = None
+    """Bytes of gradients that replicas add up at once."""
 
     def texts(self) -> dict[str, str]:
         """What is pinned, in the words of ``--fix``."""
         pinned = {one.name: getattr(self, one.name) for one in fields(self)}
-        return {
-            name: _SWITCH[value]
-            if isinstance(value, bool)
-            else NO_CHUNKS
-            if name == CHUNKS and not value
-            else str(value)
-            for name, value in pinned.items()
-            if value is not None
-        }
+        return {name: _text(name, value) for name, value in pinned.items() if value is not None}
 
     def without(self, *names: str) -> Pins:
         """The same with these left open."""
@@ -112,8 +109,17 @@ class Pins:
         return pairs_text(self.texts())
 
 
+def _text(name: str, value: Any) -> str:
+    """What `Grammar.read` reads as the value."""
+    if isinstance(value, bool):
+        return _SWITCH[value]
+    if name == CHUNKS and not value:
+        return NO_CHUNKS
+    return bucket_text(value) if name == BUCKET else str(value)
+
+
 NAMES = tuple(one.name for one in fields(Pins))
-_NOT_OF_LAYOUTS = ("microbatches", RING_RANKS, CHUNKS)
+_NOT_OF_LAYOUTS = ("microbatches", RING_RANKS, CHUNKS, BUCKET)
 """What follows from the rest of a layout."""
 WORDS: Mapping[str, Sequence[str]] = MappingProxyType(
     {
@@ -191,6 +197,8 @@ class Grammar:
             return text
         if name == CHUNKS and text == NO_CHUNKS:
             return 0
+        if name == BUCKET:
+            return self._bucket(text)
         if not (text.isascii() and text.isdigit() and len(text) <= _DIGITS and int(text)):
             wanted = _MEANS.get(name, "") + "a whole number from 1"
             if name in (*AXES, RING_RANKS) and self.devices is not None:
@@ -198,6 +206,13 @@ class Grammar:
                 wanted += f"; on {self.devices} devices {name} may be {may}"
             raise LayoutError(f"--fix {name}={text}: give {wanted}")
         return int(text)
+
+    @staticmethod
+    def _bucket(text: str) -> int:
+        size_bytes = parse_bucket(text)
+        if size_bytes is None:
+            raise LayoutError(f"--fix {BUCKET}={text}: give a size in MiB, as in {BUCKET}=8MiB")
+        return size_bytes
 
 
 def _of_words(name: str, text: str) -> Any:

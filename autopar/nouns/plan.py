@@ -204,6 +204,8 @@ class Plan:
     expert_imbalance: how unevenly routes were taken to go to experts; None: evenly.
     loss_chunks:  of rows that the model's last product and its loss are taken in, one after the
                   other (`autopar.rules.loss_heads`); None: logits are made whole.
+    bucket_bytes: of gradients that replicas add up at once (`autopar.nouns.buckets`); None: of the
+                  usual size, or no replicas do.
     """
 
     workload: str
@@ -225,6 +227,7 @@ class Plan:
     actions: tuple[str, ...] = ()
     expert_imbalance: Imbalance | None = None
     loss_chunks: int | None = None
+    bucket_bytes: int | None = None
     format: int = FORMAT
 
     @property
@@ -269,9 +272,9 @@ class Plan:
 
 def as_data(plan: Plan) -> dict[str, Any]:
     """The plan as plain values. What only plans that offload have is left out of others, and so is
-    what only those with uneven routes or a loss in chunks have."""
+    what only those with uneven routes, a loss in chunks or other buckets have."""
     data = dataclasses.asdict(plan)
-    for rare in ("expert_imbalance", "loss_chunks"):
+    for rare in ("expert_imbalance", "loss_chunks", "bucket_bytes"):
         if getattr(plan, rare) is None:
             del data[rare]
     for record, own in (*_pairs(data, plan, "stages"), *_pairs(data, plan, "runners_up")):

@@ -36,7 +36,8 @@ from autopar.planner.ask.pins import read_pins
 from autopar.planner.ask.question import Outcome, Question
 from autopar.planner.ask.sequences import check_heads, cuts_along, every_cut
 from autopar.planner.ask.unruled import check_allowed, check_registered, unruled
-from autopar.planner.search.loss_chunks import asked_chunks, check_rows, settled_chunks
+from autopar.planner.search.buckets import bucket_bytes_of
+from autopar.planner.search.loss_chunks import asked_chunks, check_rows, searched_in_chunks
 from autopar.planner.solve.solved import lowered_of
 from autopar.pricing.bands import memory_band, time_band
 from autopar.pricing.bounds import prediction_bounds
@@ -226,13 +227,17 @@ def plan_captured(
         framework=workload.framework,
         clips=workload.clip_norm is not None,
     )
-    outcome = search_or_advise(question, progress)
-    question = replace(question, cluster=outcome.cluster)
     if chunks == AS_MANY_AS_IT_TAKES:
-        chunks, outcome = settled_chunks(question, outcome, plain)
+        chunks, outcome = searched_in_chunks(question, plain, progress, search_or_advise)
         question = replace(question, graph=in_chunks(plain, chunks))
+    else:
+        outcome = search_or_advise(question, progress)
+    question = replace(question, cluster=outcome.cluster)
     made = _plan(outcome, question, captured, workload, workload_ref, style, tuple(missing))
-    made = replace(made, expert_imbalance=options.imbalance, loss_chunks=chunks)
+    buckets = bucket_bytes_of(question, outcome.best.decided)
+    made = replace(
+        made, expert_imbalance=options.imbalance, loss_chunks=chunks, bucket_bytes=buckets
+    )
     against = tuple(f"No microbatches: {reason}." for reason in flow.obstacles)
     if obstacle is not None:
         against = (f"One data rank only: {obstacle}",)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from autopar.lowering.lowered import Lowered
 from autopar.lowering.stages import CutError
+from autopar.nouns.buckets import BUCKET_BYTES
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.plan import Plan, Stage
 from autopar.pipeline.actions import Schedule
@@ -60,6 +61,7 @@ def price_pipeline(
         plan.optimizer,
         plan.clip_norm is not None,
         first.offload,
+        plan.bucket_bytes or BUCKET_BYTES,
     )
     priced = PipelinePrices(model, cluster, state, first.recompute, len(plan.groups))
     several = len(plan.stages) > 1

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from autopar.cost_models.columns import Number, larger, larger_of
 from autopar.cost_models.compute import update_time_s
+from autopar.nouns.buckets import BUCKET_BYTES, BUCKETS, FIRST_BUCKET_BYTES, GAIN
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.recompute import COMPUTE, FULL, NONE, SELECTIVE, Recompute
 from autopar.pricing.offload import kept_bytes, streamed_s
@@ -23,8 +24,6 @@ from autopar.pricing.software.states import spent, updated_s
 from autopar.pricing.state import StateSharding
 from autopar.pricing.summary import Summary
 from autopar.pricing.units.moves import (
-    BUCKET_BYTES,
-    FIRST_BUCKET_BYTES,
     bucket_time_s,
     contention_of,
     move_time_s,
@@ -58,6 +57,7 @@ class StageTime:
     inline_s:   collectives over model axes, likewise.
     moved_s:    over data axes for each microbatch, hidden or not; moved_once_s: and once a step.
     met:        how often its ranks meet in a forward and a backward; met_once: and once a step.
+    bucket_bytes: of gradients that replicas add up in one collective.
     """
 
     forward_s: Number
@@ -73,6 +73,7 @@ class StageTime:
     moved_once_s: float
     met: tuple[int, int]
     met_once: tuple[int, int]
+    bucket_bytes: int = BUCKET_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +134,6 @@ def stage_time(
     gradients are reduced beside its last backward, as where the model is one stage, and under
     published software."""
     pieces = _Pieces.of(summary, state, cluster, recompute)
-    reduced = _reduced_s(pieces, state, cluster)
     gathers, hides = state.split.parameters, _hides(state, cluster)
     contention = contention_of(cluster) if state.trainer is None else state.trainer.contention
     forward_s, backward_s = pieces.sum(_forward_s), pieces.sum(_backward_s)
@@ -147,11 +147,7 @@ def stage_time(
     first = _Traffic()
     if state.fsdp and not gathers:
         first = _Traffic(gathered_s, _play(pieces.calls, None, True, hides)[0] - forward)
-    reduced_s = sum(reduced)
-    left_s = reduced_s
-    if beside and reduced_s:
-        left_s = _play(pieces.calls, reduced, gathers, hides)[1] - total
-    last = _Traffic(reduced_s, left_s)
+    last, reduced, bucket_bytes = _last(pieces, state, cluster, beside, total, gathers, hides)
     moved = (
         pieces.sum(lambda p: p.unit.moved_forward_s),
         pieces.sum(lambda p: p.unit.moved_backward_s),
@@ -171,7 +167,41 @@ def stage_time(
         moved_once_s=first.moved_s + last.moved_s,
         met=_meetings(pieces, gathers),
         met_once=_meetings_once(pieces, reduced, state),
+        bucket_bytes=bucket_bytes,
     )
+
+
+def _last(
+    pieces: _Pieces,
+    state: StateSharding,
+    cluster: Cluster,
+    beside: bool,
+    total_s: Number,
+    gathers: bool,
+    hides: bool,
+) -> tuple[_Traffic, list[float], int]:
+    """What is reduced in the last backward alone, of each unit, and in which buckets: those that
+    are pinned; or the usual ones, unless others show less by `GAIN` of ``total_s``, a pass."""
+
+    def reduced(bucket_bytes: int) -> tuple[_Traffic, list[float], int]:
+        each = _reduced_s(pieces, state, cluster, bucket_bytes)
+        reduced_s = left_s = sum(each)
+        if beside and reduced_s:
+            left_s = _play(pieces.calls, each, gathers, hides)[1] - total_s
+        return _Traffic(reduced_s, left_s), each, bucket_bytes
+
+    best = reduced(state.bucket_bytes or BUCKET_BYTES)
+    if state.bucket_bytes or not beside or state.fsdp or not best[0].moved_s:
+        return best
+    contention = contention_of(cluster)
+    usual_s = best[0].added_s(contention)
+    for bucket_bytes in BUCKETS[1:]:
+        other = reduced(bucket_bytes)
+        if other[0].added_s(contention) < min(
+            best[0].added_s(contention), usual_s - GAIN * total_s
+        ):
+            best = other
+    return best
 
 
 def _forward_s(piece: _Piece) -> float:
@@ -283,7 +313,9 @@ def _spent_s(unit: Unit, state: StateSharding, cluster: Cluster) -> dict[str, fl
     return seconds
 
 
-def _reduced_s(pieces: _Pieces, state: StateSharding, cluster: Cluster) -> list[float]:
+def _reduced_s(
+    pieces: _Pieces, state: StateSharding, cluster: Cluster, bucket_bytes: int
+) -> list[float]:
     """For each unit, what of its gradients is reduced in the last backward alone: its own, or
     where nothing is sharded the buckets that they fill.
 
@@ -303,10 +335,10 @@ def _reduced_s(pieces: _Pieces, state: StateSharding, cluster: Cluster) -> list[
             waiting[axis] = waiting.get(axis, 0.0) + size
         if max(waiting.values(), default=0.0) < room and i:
             continue
-        room = BUCKET_BYTES
+        room = bucket_bytes
         for axis, size in waiting.items():
             before = sent.get(axis, 0.0)
-            seconds[i] += bucket_time_s(cluster, state.mesh, axis, before, size)
+            seconds[i] += bucket_time_s(cluster, state.mesh, axis, before, size, bucket_bytes)
             sent[axis] = before + size
         waiting = {}
     return seconds

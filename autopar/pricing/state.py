@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from autopar.nouns.axes import REPLICATE
+from autopar.nouns.buckets import BUCKET_BYTES
 from autopar.nouns.graph import DTYPE_BYTES
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.optimizer import state_per_parameter
@@ -39,6 +40,8 @@ class StateSharding:
     """Whether gradients are clipped by the norm of the whole."""
     offload: str = "none"
     """As `Stage.offload`."""
+    bucket_bytes: int = BUCKET_BYTES
+    """Of gradients that replicas add up at once; 0: as is fastest where the model is one stage."""
     trainer: Trainer | None = None
     """Whose ways of keeping and moving state are priced; None: those of emitted programs."""
     shard: int = field(init=False, compare=False)

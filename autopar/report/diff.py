@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
+from autopar.nouns.buckets import bucket_text
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.plan import Plan
 from autopar.report.batches import Batches, batch_text, not_alike, sample_times_s, samples_of
@@ -48,6 +49,7 @@ def decisions(
             "recompute": plan.each("recompute"),
             "offload": plan.each("offload"),
             "loss chunks": "none" if plan.loss_chunks is None else str(plan.loss_chunks),
+            "buckets": "usual" if plan.bucket_bytes is None else bucket_text(plan.bucket_bytes),
             "execution": plan.style,
             "precision": plan.precision,
             "optimizer": plan.optimizer,

@@ -12,6 +12,7 @@ from autopar.lowering.of_plan import plan_cut
 from autopar.lowering.spread import lower
 from autopar.lowering.stages import CutError
 from autopar.nouns.axes import MICROBATCH
+from autopar.nouns.buckets import BUCKET_BYTES
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.graph import Graph
 from autopar.nouns.mesh import Mesh
@@ -118,6 +119,7 @@ def revisit(plan: Plan, cluster: Cluster, graph: Graph, batch_dims: Mapping[str,
         plan.optimizer,
         plan.clip_norm is not None,
         stage.offload,
+        plan.bucket_bytes or BUCKET_BYTES,
     )
     lowered = lower(graph, spread, plan.microbatches, cut)
     summary = summarise(lowered, prices, plan.framework)

@@ -49,6 +49,7 @@ def summary_object(
         "recompute": plan.each("recompute"),
         "offload": plan.each("offload"),
         "loss_chunks": plan.loss_chunks,
+        "bucket_bytes": plan.bucket_bytes,
         "style": plan.style,
         "precision": plan.precision,
         "searcher": plan.searcher,
@@ -118,6 +119,8 @@ def _decisions(plan: Plan, cluster: Cluster) -> RenderableType:
         rows.add_row("offload", offload_text(plan, cluster))
     if plan.loss_chunks is not None:
         rows.add_row("loss", loss_text(plan.loss_chunks))
+    if plan.bucket_bytes is not None:
+        rows.add_row("gradients", f"added up {size(plan.bucket_bytes)} at a time")
     rows.add_row("execution", plan.style)
     rows.add_row("precision", f"{plan.precision}, {plan.optimizer}")
     if plan.expert_imbalance is not None:

@@ -54,13 +54,15 @@ def loss_heads(graph: Graph) -> list[LossHead | NoHead]:
     return [_head(graph, op, makers, readers) for op in graph.ops if op.kind == "cross_entropy"]
 
 
-def in_chunks(graph: Graph, chunks: int | None) -> Graph:
-    """The graph with every loss head in so many chunks of rows; itself where that is None."""
+def in_chunks(graph: Graph, chunks: int | None, rows: int | None = None) -> Graph:
+    """The graph with every loss head in so many chunks of rows; itself where that is None.
+
+    rows: of a chunk at least, where these are as many as it takes."""
     if chunks is None:
         return graph
     for head in loss_heads(graph):
         if isinstance(head, LossHead):
-            graph = _joined(graph, head, chunks)
+            graph = _joined(graph, head, chunks, rows)
     return graph
 
 
@@ -171,7 +173,7 @@ def _numbers(path: list[Op]) -> tuple[float, float | None] | None:
     return (1.0 if math.isclose(whole, 1.0, rel_tol=_ROUNDED) else whole), cap
 
 
-def _joined(graph: Graph, head: LossHead, chunks: int) -> Graph:
+def _joined(graph: Graph, head: LossHead, chunks: int, rows: int | None) -> Graph:
     x, weight = head.linear.inputs
     width = graph.tensors[x].shape[-1]
     tensors, ops = dict(graph.tensors), list[Op]()
@@ -182,7 +184,9 @@ def _joined(graph: Graph, head: LossHead, chunks: int) -> Graph:
         if op is head.linear:
             continue
         if op is head.loss:
-            ops.append(_loss(head, named[op.inputs[0]], weight, chunks))
+            inputs = (named[op.inputs[0]], op.inputs[1], weight)
+            numbers = {"chunks": chunks} if rows is None else {"chunks": chunks, "rows": rows}
+            ops.append(_loss(head, inputs, numbers))
         elif op.name not in head.path:
             ops.append(op)
         elif op.kind in _VIEWS:
@@ -197,11 +201,11 @@ def _joined(graph: Graph, head: LossHead, chunks: int) -> Graph:
     return replace(graph, tensors=tensors, ops=tuple(ops))
 
 
-def _loss(head: LossHead, rows: str, weight: str, chunks: int) -> Op:
+def _loss(head: LossHead, inputs: tuple[str, ...], chunks: Mapping[str, int]) -> Op:
     kept = ("ignore_index", "reduction", "label_smoothing")
     attrs = {name: head.loss.attrs[name] for name in kept if name in head.loss.attrs}
-    inputs = (rows, head.loss.inputs[1], weight, *([head.bias] if head.bias else []))
-    numbers = {"scale": head.scale, "cap": head.cap, "chunks": chunks}
+    inputs = (*inputs, head.bias) if head.bias else inputs
+    numbers = {"scale": head.scale, "cap": head.cap, **chunks}
     return replace(head.loss, kind=KIND, inputs=inputs, attrs={**attrs, **numbers})
 
 

@@ -18,8 +18,9 @@ from autopar.rules.kept import Chunked, Kept, Streamed
 from autopar.rules.notation import Implemented, Internal, Rule, RuleMaker
 from autopar.rules.terms import accumulated, text
 
-LEAST_ROWS = 1024
-"""Of a chunk, below which products reach much less (half of a device's rate at some hundred)."""
+LEAST_ROWS, FEWEST_ROWS = 1024, 64
+"""Of a chunk, below which products reach much less (half of a device's rate at some hundred); and
+where nothing fits else."""
 LOSS_FLOPS = 8.0  # per logit: maximum, subtract, exponential, sum
 
 
@@ -71,12 +72,13 @@ def _linear_cross_entropy(
     Of the logits the compute's own dtype is written, read for their maxima and for the softmax,
     which float32 at least has; that is read once more and written as the gradient, which two
     products read. Every chunk but the first adds to the gradient of the matrix. ``chunks`` of 0 are
-    as many as it takes, and take no longer than one: what bounds every number of them.
+    as many as it takes, of ``rows`` at least, and take no longer than one: what bounds every number
+    of them.
     """
     del results
     x, _, weight, *bias = operands
     chunks, wide = int(op.attrs["chunks"]), accumulated(x)
-    most = 0 if chunks else LEAST_ROWS
+    most = 0 if chunks else int(op.attrs.get("rows", LEAST_ROWS))
     chunks = chunks or 1
     own, sums = DTYPE_BYTES[x.dtype], DTYPE_BYTES[wide]
     half = own < sums

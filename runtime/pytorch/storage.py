@@ -210,6 +210,7 @@ class Replicated(Storage):
             forward_sync_buffers=False,
             init_sync=False,
             gradient_as_bucket_view=True,
+            bucket_cap_mb=self.settings.bucket_mib,
         )
         self.call = self._ddp
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import CodeType, MappingProxyType
 
+from autopar.nouns.buckets import MIB
 from autopar.nouns.errors import UserError
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.offload import OFFLOAD
@@ -37,6 +38,7 @@ class Settings:
     units:        module path patterns (``*`` matches one path component) whose parameters are
                   gathered and reduced together; the rest of the model is one more unit.
     offload:      ``none``, or ``optimizer``: its state is in host memory between steps.
+    bucket_mib:   of gradients that DDP adds up at once; None: its own.
     whole_inputs: batch entries that every microbatch and rank gets uncut.
     sequences:    those of which ranks along ``cp`` have pieces of dim 1.
     limits:       parameters by name that each step brings between two numbers, the lower first,
@@ -54,6 +56,7 @@ class Settings:
     sequences: tuple[str, ...] = ()
     order: str = "contiguous"
     offload: str = "none"
+    bucket_mib: int | None = None
     limits: tuple[tuple[str, float | None, float | None], ...] = ()
 
     @property
@@ -92,6 +95,7 @@ def check_settings(plan: Plan, mesh: Mapping[str, int], settings: Settings) -> N
         "precision": plan.precision,
         "recompute": plan.each("recompute"),
         "offload": plan.each("offload"),
+        "bucket_mib": str(None if plan.bucket_bytes is None else plan.bucket_bytes // MIB),
     }
     for name, there in decided.items():
         if there != str(getattr(settings, name)):

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from autopar.emit.code_lines import code_lines
+from autopar.nouns.buckets import MIB
 from autopar.nouns.plan import Plan, Spread, Stage
 from autopar.nouns.recompute import Recompute
 from autopar.planner import plan
@@ -98,6 +99,8 @@ CHANGES: dict[str, Callable[[Plan], Plan]] = {
     "precision": lambda of: replace(of, precision="bfloat16"),
     "schedule": lambda of: replace(of, schedule="gpipe"),
     "clip_norm": lambda of: replace(of, clip_norm=None),
+    "loss_chunks": lambda of: replace(of, loss_chunks=2),
+    "bucket_bytes": lambda of: replace(of, bucket_bytes=MIB),
     "actions": lambda of: replace(
         of, actions=("0F0 0F1 0F2 0F3 0B0 0B1 0B2 0B3", "1F0 1B0 1F1 1B1 1F2 1B2 1F3 1B3")
     ),

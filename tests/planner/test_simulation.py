@@ -8,16 +8,18 @@ from dataclasses import replace
 import pytest
 
 from autopar.files.cluster_file import load_cluster
+from autopar.nouns.buckets import BUCKET_BYTES
 from autopar.nouns.cluster import Cluster, MeasuredRate
 from autopar.nouns.level import MeasuredCollective
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.recompute import KEEP_ALL, POLICIES, Recompute
 from autopar.pricing.memory import step_memory
+from autopar.pricing.stage_time import StageTime, stage_time
 from autopar.pricing.state import StateSharding
 from autopar.pricing.step_time import sums_s
 from autopar.pricing.summary import Summary
 from autopar.pricing.units.activations import Life
-from autopar.pricing.units.moves import BUCKET_BYTES, bucket_time_s, move_time_s
+from autopar.pricing.units.moves import bucket_time_s, move_time_s
 from autopar.pricing.units.unit import Kind, Unit
 from tests.planner.one_stage import one_stage
 
@@ -64,6 +66,30 @@ def test_a_hidden_second_costs_what_was_measured() -> None:
     hidden += sums_s(summary(), state(0), cluster()).loss_s
     assert dear.total_s - free.total_s == pytest.approx(0.5 * hidden)
     assert free.forward_s == dear.forward_s == pytest.approx(0.4)
+
+
+def test_buckets_are_as_small_as_pays() -> None:
+    """Over a slow link without latency the smallest show least; where each costs as much as a unit
+    takes, the usual ones stay; they are never slower than these."""
+    small = summary()
+    unit = replace(small.bodies["layer"], trained={Kind("float32"): NUMEL // 8})
+    small = replace(small, bodies={"layer": unit})
+
+    def time(latency_s: float, bucket_bytes: int) -> StageTime:
+        points = ((1.0, latency_s), (1e9, latency_s + 5.0))
+        where = cluster()
+        curve = MeasuredCollective("bucket_reduce", 4, points)
+        where = replace(where, levels=(replace(where.levels[0], measured=(curve,)),))
+        asked = replace(state(0), bucket_bytes=bucket_bytes)
+        return stage_time(small, asked, where, KEEP_ALL, beside=True)
+
+    usual = time(0.0, BUCKET_BYTES)
+    free = time(0.0, 0)
+    assert free.bucket_bytes < BUCKET_BYTES
+    assert free.reduce_s < usual.reduce_s
+    assert free.reduce_s == time(0.0, free.bucket_bytes).reduce_s
+    assert time(0.3, 0).bucket_bytes >= BUCKET_BYTES
+    assert time(0.3, 0).reduce_s <= time(0.3, BUCKET_BYTES).reduce_s
 
 
 def test_small_gradients_wait_for_a_full_bucket() -> None:

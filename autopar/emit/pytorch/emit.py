@@ -37,6 +37,7 @@ from autopar.lowering.lowered import BATCH_AXES, Lowered
 from autopar.lowering.precision import HALF
 from autopar.lowering.stages import StagePart, stage_parts
 from autopar.nouns.axes import MICROBATCH, SEQUENCES, SHARING
+from autopar.nouns.buckets import MIB
 from autopar.nouns.offload import OFFLOAD
 from autopar.nouns.plan import Plan
 from autopar.pipeline.schedules.of_plan import schedule_of
@@ -220,6 +221,8 @@ def _settings(lowered: Lowered, plan: Plan, captured: CapturedModel | None) -> l
     given += [f'precision="{plan.precision}"', f'recompute="{plan.each("recompute")}"']
     if plan.each("offload") != OFFLOAD[0]:
         given.append(f'offload="{plan.each("offload")}"')
+    if plan.bucket_bytes is not None:
+        given.append(f"bucket_mib={plan.bucket_bytes // MIB}")
     units = _units(lowered)
     given.append(f"units={literal(units)}")
     if captured is not None:

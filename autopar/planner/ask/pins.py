@@ -27,6 +27,7 @@ from autopar.nouns.axes import (
     TENSOR,
 )
 from autopar.nouns.layout import (
+    BUCKET,
     CHUNKS,
     RING_RANKS,
     WORDS,
@@ -65,6 +66,7 @@ CHOICES = (
     "recompute",
     "offload",
     CHUNKS,
+    BUCKET,
 )
 ORDERS = ("none", *SCHEDULES, "found")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from autopar.nouns.buckets import BUCKET_BYTES
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.graph import Graph
 from autopar.nouns.layout import LayoutError, Pins, divisors
@@ -46,6 +47,11 @@ class Question:
     """Of each pipeline rank, where a file of them is pinned as the schedule."""
     clips: bool = False
     """Whether gradients are clipped by the norm of the whole."""
+
+    @property
+    def bucket_bytes(self) -> int:
+        """Of gradients that replicas add up at once; 0: as is fastest."""
+        return self.pins.bucket or (0 if self.framework == "torch" else BUCKET_BYTES)
 
     @property
     def offloads(self) -> bool:

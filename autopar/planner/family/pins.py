@@ -8,6 +8,7 @@ from typing import Any
 
 from autopar.nouns.axes import CONTEXT, PIPELINE, REPLICATE, SECOND_TENSOR, SHARD, TENSOR
 from autopar.nouns.layout import (
+    BUCKET,
     CHUNKS,
     DEGREES,
     RING_RANKS,
@@ -51,12 +52,17 @@ def read_pins(pairs: Mapping[str, str]) -> Pins:
             f"--fix tp2={pins.tp2}: layouts of architecture figures split tensors over tp alone so "
             "far; say tp alone, or give `autopar plan` a model"
         )
+    if pins.bucket:
+        raise LayoutError(
+            f"--fix {pins}: layouts of architecture figures have the buckets of their software; "
+            f"leave {BUCKET} out, or give `autopar plan` a model"
+        )
     if pins.loss_chunks:
         raise LayoutError(
             f"--fix {CHUNKS}={pins.loss_chunks}: layouts of architecture figures make "
             "logits whole; leave it out, or give `autopar plan` a model"
         )
-    return along_sequences(pins).without("offload", CHUNKS, RING_RANKS, SECOND_TENSOR)
+    return along_sequences(pins).without("offload", CHUNKS, BUCKET, RING_RANKS, SECOND_TENSOR)
 
 
 def completed(pins: Pins, devices: int, global_batch: int | None = None) -> Layout:

@@ -7,6 +7,7 @@ takes as many as it takes for granted, at the time of one, which no number of ch
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from autopar.lowering.lowered import Lowered
@@ -14,7 +15,9 @@ from autopar.nouns.cluster import Cluster
 from autopar.nouns.graph import DTYPE_BYTES, Graph
 from autopar.nouns.layout import CHUNKS, LayoutError
 from autopar.planner.ask.question import Answer, Outcome, Question
+from autopar.planner.search.layouts import Progress, search_plan
 from autopar.planner.solve.solved import lowered_of, state_of
+from autopar.planner.solve.standings import NothingFits
 from autopar.planner.staged.in_full import settled
 from autopar.pricing.cut_model import CutModel
 from autopar.pricing.cuts import Cuts
@@ -22,9 +25,10 @@ from autopar.pricing.priced import price
 from autopar.pricing.prices import Prices
 from autopar.rules.loss_heads import AS_MANY_AS_IT_TAKES, KIND, LossHead, in_chunks, loss_heads
 from autopar.rules.terms import accumulated
-from autopar.rules.vocabulary import LEAST_ROWS
+from autopar.rules.vocabulary import FEWEST_ROWS, LEAST_ROWS
 from autopar.rules.work import extents
 
+Search = Callable[[Question, Progress], Outcome]
 WORTH = 0.01
 """Of a device's memory, which the logits of one sample must take for chunks to be thought of."""
 
@@ -79,11 +83,24 @@ def _logits_bytes(graph: Graph, head: LossHead) -> int:
     return logits.numel * each
 
 
-def settled_chunks(question: Question, outcome: Outcome, plain: Graph) -> tuple[int, Outcome]:
-    """The fewest chunks with which the outcome's best layout fits, and the outcome at their price.
+def searched_in_chunks(question: Question, plain: Graph, progress: Progress) -> tuple[int, Outcome]:
+    """The fastest layout that fits with as many chunks as that takes, and how many these are.
 
-    question: of a graph whose chunks are open; ``plain``: the same with logits.
+    question: of a graph whose chunks are open; ``plain``: the same with logits; ``search``: what
+    answers where nothing fits but with few rows at a time, and raises where nothing does.
     """
+    try:
+        return _settled(question, search_plan(question, progress), plain, LEAST_ROWS)
+    except NothingFits:
+        progress(f"nothing fits with {LEAST_ROWS} rows of logits at a time; fewer are tried")
+    finer = replace(question, graph=in_chunks(plain, AS_MANY_AS_IT_TAKES, FEWEST_ROWS))
+    return _settled(finer, search(finer, progress), plain, FEWEST_ROWS)
+
+
+def _settled(question: Question, outcome: Outcome, plain: Graph, least: int) -> tuple[int, Outcome]:
+    """The fewest chunks with which the outcome's best layout fits, and the outcome at their
+    price."""
+    question = replace(question, cluster=outcome.cluster)
     answers: dict[int, Answer] = {}
 
     def answer(chunks: int) -> Answer:
@@ -95,7 +112,7 @@ def settled_chunks(question: Question, outcome: Outcome, plain: Graph) -> tuple[
         return answers[chunks]
 
     rows = rows_of(lowered_of(question, outcome.best.decided))
-    few, many = 1, -(-rows // LEAST_ROWS)
+    few, many = 1, -(-rows // least)
     while few < many:
         middle = (few + many) // 2
         if answer(middle).priced.memory.fits:

@@ -167,6 +167,7 @@ def state_of(question: Question, layout: StateLayout, candidate: Candidate) -> S
         question.optimizer,
         question.clips,
         layout.offload,
+        question.bucket_bytes,
     )
 
 

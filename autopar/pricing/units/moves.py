@@ -8,12 +8,10 @@ from typing import cast
 
 from autopar.cost_models.collectives import AxisGroup, Kind, measured, price
 from autopar.cost_models.rates import fitted
+from autopar.nouns.buckets import BUCKET_BYTES
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.mesh import Mesh
 from autopar.rules.resharding import SHIFT
-
-FIRST_BUCKET_BYTES, BUCKET_BYTES = 1 << 20, 25 << 20
-"""Of DistributedDataParallel, unless it is told otherwise."""
 
 _HELD = {
     True: {"all_gather": "unit_gather", "reduce_scatter": "unit_reduce"},
@@ -45,16 +43,29 @@ def state_time_s(
 
 
 def bucket_time_s(
-    cluster: Cluster, mesh: Mesh, axis: str, before_bytes: float, size_bytes: float
+    cluster: Cluster,
+    mesh: Mesh,
+    axis: str,
+    before_bytes: float,
+    size_bytes: float,
+    bucket_bytes: int = BUCKET_BYTES,
 ) -> float:
-    """DDP's reduction of ``size_bytes`` of gradients when ``before_bytes`` have gone already."""
+    """DDP's reduction of ``size_bytes`` of gradients when ``before_bytes`` have gone already.
+
+    Profiles measure buckets of `BUCKET_BYTES`.
+    """
     group = group_of(mesh, axis)
     known = measured(cluster, "bucket_reduce", group)
-    if known is not None:
+    if known is not None and bucket_bytes == BUCKET_BYTES:
         return known.time_s(before_bytes + size_bytes) - known.time_s(before_bytes)
-    full, rest = divmod(size_bytes, BUCKET_BYTES)
-    one, last = (move_time_s(cluster, mesh, "all_reduce", axis, b) for b in (BUCKET_BYTES, rest))
-    return full * one + last
+
+    def one_s(size: float) -> float:
+        if known is not None:
+            return known.time_s(size) if size else 0.0
+        return move_time_s(cluster, mesh, "all_reduce", axis, size)
+
+    full, rest = divmod(size_bytes, bucket_bytes)
+    return full * one_s(bucket_bytes) + one_s(rest)
 
 
 def move_time_s(cluster: Cluster, mesh: Mesh, kind: str, axis: str, size_bytes: float) -> float:
