@@ -83,7 +83,9 @@ def _logits_bytes(graph: Graph, head: LossHead) -> int:
     return logits.numel * each
 
 
-def searched_in_chunks(question: Question, plain: Graph, progress: Progress) -> tuple[int, Outcome]:
+def searched_in_chunks(
+    question: Question, plain: Graph, progress: Progress, search: Search
+) -> tuple[int, Outcome]:
     """The fastest layout that fits with as many chunks as that takes, and how many these are.
 
     question: of a graph whose chunks are open; ``plain``: the same with logits; ``search``: what
