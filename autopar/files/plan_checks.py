@@ -20,6 +20,7 @@ from autopar.nouns.buckets import MIB
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.errors import UserError
 from autopar.nouns.graph import Graph
+from autopar.nouns.layout import WORDS
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.offload import OFFLOAD
 from autopar.nouns.optimizer import OPTIMIZERS, is_own
@@ -75,6 +76,8 @@ def check_values(plan: Plan) -> None:
     _count("microbatches", plan.microbatches)
     if plan.loss_chunks is not None and plan.loss_chunks < 1:
         raise _bad("loss_chunks", plan.loss_chunks, "a whole number from 1, or null")
+    if plan.reduce_dtype is not None and plan.reduce_dtype not in WORDS["reduce"]:
+        raise _bad("reduce_dtype", plan.reduce_dtype, " or ".join(WORDS["reduce"]) + ", or null")
     if plan.bucket_bytes is not None and (plan.bucket_bytes < MIB or plan.bucket_bytes % MIB):
         raise _bad("bucket_bytes", plan.bucket_bytes, "a multiple of 1048576, or null")
     if plan.clip_norm is not None and not 0 < plan.clip_norm < math.inf:

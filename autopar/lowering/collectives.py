@@ -67,6 +67,7 @@ def priced_collectives(
         global_counts(lowered.graph),
         plan.framework,
         loss_bytes(lowered),
+        plan.reduce_dtype,
     )
     for entry in state:
         moved = entry.collective
@@ -142,6 +143,7 @@ def pipeline_collectives(
             counts=global_counts(part.lowered.graph),
             framework=plan.framework,
             loss_bytes=0,
+            reduce_dtype=plan.reduce_dtype,
         ):
             moved = entry.collective
             rows[moved.kind, moved.axis, moved.size_bytes, entry.what] += entry.count

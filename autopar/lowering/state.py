@@ -22,7 +22,8 @@ all_reduce of overflow         all ranks                           once in float
 =============================  ==================================  ================================
 
 A unit is a block instance that is called once; all else is the root. Units are gathered in the
-dtype of compute, frozen parameters too, and reduced in the dtype in which they are stored. Where
+dtype of compute, frozen parameters too, and reduced in the dtype in which they are stored, or in
+the plan's ``reduce_dtype``. Where
 ``dp_shard`` cuts a tensor is up to the framework. What it leaves out is whole on every rank, and
 its gradient is all-reduced over the data axes (and its D axes) as one group.
 
@@ -93,16 +94,18 @@ def state_collectives(
     counts: int = 0,
     framework: str = "torch",
     loss_bytes: int = LOSS_BYTES,
+    reduce_dtype: str | None = None,
 ) -> Iterator[StateCollective]:
     """Everything in the table above, or with ``loss_bytes`` of 0 all but `sums`.
 
-    counts: how many numbers the program counts globally.
+    counts: how many numbers the program counts globally; ``reduce_dtype``: in which units are
+    reduced, None: as they are stored.
     """
     mesh = mesh.trimmed()
     stored = list(parameters)
     cuts = _cuts(mesh, zero, framework)
     if cuts.split.optimizer:
-        yield from _sharded(stored, cuts, microbatches, precision)
+        yield from _sharded(stored, cuts, microbatches, precision, reduce_dtype)
     else:
         size = sum(cuts.piece_bytes(p) for p in stored if p.trainable and not split_of(p.sharding))
         yield from _all_reduce("gradients", mesh.batch_axes, size)
@@ -245,7 +248,7 @@ def _cuts(mesh: Mesh, zero: int, framework: str) -> _Cuts:
 
 
 def _sharded(
-    stored: list[Stored], cuts: _Cuts, microbatches: int, precision: str
+    stored: list[Stored], cuts: _Cuts, microbatches: int, precision: str, reduce_dtype: str | None
 ) -> Iterator[StateCollective]:
     units: dict[tuple[str, tuple[str, ...]], list[Stored]] = {}
     for p in stored:
@@ -255,7 +258,9 @@ def _sharded(
         gathered = sum(
             cuts.elements(p) * DTYPE_BYTES[cuts.gathered_dtype(p, precision)] for p in members
         )
-        reduced = sum(cuts.elements(p) * DTYPE_BYTES[p.dtype] for p in members if p.trainable)
+        reduced = sum(
+            cuts.elements(p) * DTYPE_BYTES[reduce_dtype or p.dtype] for p in members if p.trainable
+        )
         sizes = {
             "forward": ("forward", gathered),
             "backward": ("backward", gathered),

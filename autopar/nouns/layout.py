@@ -8,6 +8,7 @@
            | "offload=" none or optimizer            see `autopar.nouns.offload`
            | "bucket=" a size, as 8MiB               see `autopar.nouns.buckets`
            | "loss_chunks=" none, or how many        see `autopar.rules.loss_heads`
+           | "reduce=" float32, bfloat16 or float16
            | ("sequence_parallel" | "uneven") "=" on or off
 
 `Pins` are some of the choices, a `Layout` is all of them; the text of a layout is that of its pins.
@@ -45,7 +46,7 @@ from autopar.nouns.zero import ZERO_LEVELS
 
 RING_RANKS = "cp_ring"
 CHUNKS, NO_CHUNKS = "loss_chunks", "none"
-BUCKET = "bucket"
+BUCKET, REDUCE = "bucket", "reduce"
 DEGREES = (REPLICATE, SHARD, TENSOR, CONTEXT, EXPERT, PIPELINE)
 _DIGITS = 12
 """More of them are a slip of the finger; Python would take up to thousands."""
@@ -53,6 +54,7 @@ _SWITCH = ("off", "on")
 _MEANS: Mapping[str, str] = MappingProxyType(
     {
         "zero": " (dp_shard splits nothing, optimizer state, and gradients, and parameters)",
+        REDUCE: " (the dtype of gradients that FSDP2 reduces)",
         "offload": " (what is in host memory between steps)",
         CHUNKS: "none, or ",
         "microbatch": "the samples that one microbatch has on one data rank, ",
@@ -94,6 +96,8 @@ class Pins:
     """Of the rows of the last product and its loss; 0: none, logits are whole."""
     bucket: int | None = None
     """Bytes of gradients that replicas add up at once."""
+    reduce: str | None = None
+    """Dtype of gradients that FSDP2 reduces."""
 
     def texts(self) -> dict[str, str]:
         """What is pinned, in the words of ``--fix``."""
@@ -119,7 +123,7 @@ def _text(name: str, value: Any) -> str:
 
 
 NAMES = tuple(one.name for one in fields(Pins))
-_NOT_OF_LAYOUTS = ("microbatches", RING_RANKS, CHUNKS, BUCKET)
+_NOT_OF_LAYOUTS = ("microbatches", RING_RANKS, CHUNKS, BUCKET, REDUCE)
 """What follows from the rest of a layout."""
 WORDS: Mapping[str, Sequence[str]] = MappingProxyType(
     {
@@ -128,6 +132,7 @@ WORDS: Mapping[str, Sequence[str]] = MappingProxyType(
         "offload": OFFLOAD,
         "sequence_parallel": _SWITCH[::-1],
         "uneven": _SWITCH[::-1],
+        REDUCE: ("float32", "bfloat16", "float16"),
     }
 )
 """The values of choices that are no counts; a schedule is known to whoever plays it."""

@@ -206,6 +206,7 @@ class Plan:
                   other (`autopar.rules.loss_heads`); None: logits are made whole.
     bucket_bytes: of gradients that replicas add up at once (`autopar.nouns.buckets`); None: of the
                   usual size, or no replicas do.
+    reduce_dtype: of gradients that FSDP2 reduces; None: as they are stored.
     """
 
     workload: str
@@ -228,6 +229,7 @@ class Plan:
     expert_imbalance: Imbalance | None = None
     loss_chunks: int | None = None
     bucket_bytes: int | None = None
+    reduce_dtype: str | None = None
     format: int = FORMAT
 
     @property
@@ -272,9 +274,10 @@ class Plan:
 
 def as_data(plan: Plan) -> dict[str, Any]:
     """The plan as plain values. What only plans that offload have is left out of others, and so is
-    what only those with uneven routes, a loss in chunks or other buckets have."""
+    what only those with uneven routes, a loss in chunks, other buckets or sums in
+    another dtype have."""
     data = dataclasses.asdict(plan)
-    for rare in ("expert_imbalance", "loss_chunks", "bucket_bytes"):
+    for rare in ("expert_imbalance", "loss_chunks", "bucket_bytes", "reduce_dtype"):
         if getattr(plan, rare) is None:
             del data[rare]
     for record, own in (*_pairs(data, plan, "stages"), *_pairs(data, plan, "runners_up")):

@@ -38,6 +38,7 @@ from autopar.planner.ask.sequences import check_heads, cuts_along, every_cut
 from autopar.planner.ask.unruled import check_allowed, check_registered, unruled
 from autopar.planner.search.buckets import bucket_bytes_of
 from autopar.planner.search.loss_chunks import asked_chunks, check_rows, searched_in_chunks
+from autopar.planner.search.reductions import check_reduce, reduce_dtype_of
 from autopar.planner.solve.solved import lowered_of
 from autopar.pricing.bands import memory_band, time_band
 from autopar.pricing.bounds import prediction_bounds
@@ -227,6 +228,7 @@ def plan_captured(
         framework=workload.framework,
         clips=workload.clip_norm is not None,
     )
+    check_reduce(question)
     if chunks == AS_MANY_AS_IT_TAKES:
         chunks, outcome = searched_in_chunks(question, plain, progress, search_or_advise)
         question = replace(question, graph=in_chunks(plain, chunks))
@@ -236,7 +238,11 @@ def plan_captured(
     made = _plan(outcome, question, captured, workload, workload_ref, style, tuple(missing))
     buckets = bucket_bytes_of(question, outcome.best.decided)
     made = replace(
-        made, expert_imbalance=options.imbalance, loss_chunks=chunks, bucket_bytes=buckets
+        made,
+        expert_imbalance=options.imbalance,
+        loss_chunks=chunks,
+        bucket_bytes=buckets,
+        reduce_dtype=reduce_dtype_of(question, outcome.best.decided),
     )
     against = tuple(f"No microbatches: {reason}." for reason in flow.obstacles)
     if obstacle is not None:

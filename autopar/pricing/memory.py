@@ -158,7 +158,7 @@ def _gathered_bytes(summary: Summary, state: StateSharding) -> int:
         return sum(n * DTYPE_BYTES[state.moved_dtype(k.dtype)] for k, n in shared(numel))
 
     def reduced(numel: Mapping[Kind, int]) -> int:
-        return sum(n * DTYPE_BYTES[k.dtype] for k, n in shared(numel))
+        return sum(n * DTYPE_BYTES[state.reduced_dtype(k.dtype)] for k, n in shared(numel))
 
     def shared(numel: Mapping[Kind, int]) -> list[tuple[Kind, int]]:
         return [(kind, n) for kind, n in numel.items() if sharers(state.mesh, kind.split) > 1]

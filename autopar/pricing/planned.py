@@ -62,6 +62,7 @@ def price_pipeline(
         plan.clip_norm is not None,
         first.offload,
         plan.bucket_bytes or BUCKET_BYTES,
+        plan.reduce_dtype or "",
     )
     priced = PipelinePrices(model, cluster, state, first.recompute, len(plan.groups))
     several = len(plan.stages) > 1

@@ -42,6 +42,8 @@ class StateSharding:
     """As `Stage.offload`."""
     bucket_bytes: int = BUCKET_BYTES
     """Of gradients that replicas add up at once; 0: as is fastest where the model is one stage."""
+    reduce_dtype: str = ""
+    """Of gradients that FSDP2 reduces; empty: as they are stored."""
     trainer: Trainer | None = None
     """Whose ways of keeping and moving state are priced; None: those of emitted programs."""
     shard: int = field(init=False, compare=False)
@@ -64,6 +66,10 @@ class StateSharding:
     def moved_dtype(self, dtype: str) -> str:
         """The dtype in which a parameter is gathered: compute precision under FSDP."""
         return self.precision if self.fsdp and dtype == "float32" else dtype
+
+    def reduced_dtype(self, dtype: str) -> str:
+        """The dtype in which the gradient of a parameter is reduced."""
+        return self.reduce_dtype if self.fsdp and self.reduce_dtype else dtype
 
     @property
     def fsdp(self) -> bool:
@@ -103,6 +109,7 @@ class StateSharding:
             if over:
                 yield "reduce_last", Collective("all_reduce", "+".join(over), gradient), 1
             return
+        gradient = numel * DTYPE_BYTES[self.reduced_dtype(kind.dtype)]
         sizes = {
             "forward": ("gather_forward", size),
             "backward": ("gather_backward", size),

@@ -50,6 +50,7 @@ def decisions(
             "offload": plan.each("offload"),
             "loss chunks": "none" if plan.loss_chunks is None else str(plan.loss_chunks),
             "buckets": "usual" if plan.bucket_bytes is None else bucket_text(plan.bucket_bytes),
+            "reduction": plan.reduce_dtype or "as stored",
             "execution": plan.style,
             "precision": plan.precision,
             "optimizer": plan.optimizer,

@@ -120,6 +120,7 @@ def revisit(plan: Plan, cluster: Cluster, graph: Graph, batch_dims: Mapping[str,
         plan.clip_norm is not None,
         stage.offload,
         plan.bucket_bytes or BUCKET_BYTES,
+        plan.reduce_dtype or "",
     )
     lowered = lower(graph, spread, plan.microbatches, cut)
     summary = summarise(lowered, prices, plan.framework)

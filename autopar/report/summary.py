@@ -50,6 +50,7 @@ def summary_object(
         "offload": plan.each("offload"),
         "loss_chunks": plan.loss_chunks,
         "bucket_bytes": plan.bucket_bytes,
+        "reduce_dtype": plan.reduce_dtype,
         "style": plan.style,
         "precision": plan.precision,
         "searcher": plan.searcher,
@@ -121,6 +122,8 @@ def _decisions(plan: Plan, cluster: Cluster) -> RenderableType:
         rows.add_row("loss", loss_text(plan.loss_chunks))
     if plan.bucket_bytes is not None:
         rows.add_row("gradients", f"added up {size(plan.bucket_bytes)} at a time")
+    if plan.reduce_dtype is not None:
+        rows.add_row("reduction", f"of gradients in {plan.reduce_dtype}")
     rows.add_row("execution", plan.style)
     rows.add_row("precision", f"{plan.precision}, {plan.optimizer}")
     if plan.expert_imbalance is not None:

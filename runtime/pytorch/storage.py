@@ -265,9 +265,12 @@ class Sharded(Storage):
         stored = next(iter(trained), next(iter({p.dtype for p in here}), torch.float32))
         wide = any(p.dtype is torch.float32 for p in here)
         lower = compute if wide and compute is not torch.float32 else None
+        reduced = stored if lower is not None else None
+        if self.settings.reduce_dtype is not None and compute in (torch.bfloat16, torch.float16):
+            reduced = getattr(torch, self.settings.reduce_dtype)
         return MixedPrecisionPolicy(
             param_dtype=lower,
-            reduce_dtype=stored if lower is not None else None,
+            reduce_dtype=reduced,
             cast_forward_inputs=False,
         )
 

@@ -39,6 +39,7 @@ class Settings:
                   gathered and reduced together; the rest of the model is one more unit.
     offload:      ``none``, or ``optimizer``: its state is in host memory between steps.
     bucket_mib:   of gradients that DDP adds up at once; None: its own.
+    reduce_dtype: of gradients that FSDP2 reduces, in half precision; None: as they are stored.
     whole_inputs: batch entries that every microbatch and rank gets uncut.
     sequences:    those of which ranks along ``cp`` have pieces of dim 1.
     limits:       parameters by name that each step brings between two numbers, the lower first,
@@ -57,6 +58,7 @@ class Settings:
     order: str = "contiguous"
     offload: str = "none"
     bucket_mib: int | None = None
+    reduce_dtype: str | None = None
     limits: tuple[tuple[str, float | None, float | None], ...] = ()
 
     @property
@@ -95,6 +97,7 @@ def check_settings(plan: Plan, mesh: Mapping[str, int], settings: Settings) -> N
         "precision": plan.precision,
         "recompute": plan.each("recompute"),
         "offload": plan.each("offload"),
+        "reduce_dtype": str(plan.reduce_dtype),
         "bucket_mib": str(None if plan.bucket_bytes is None else plan.bucket_bytes // MIB),
     }
     for name, there in decided.items():

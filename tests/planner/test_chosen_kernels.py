@@ -105,6 +105,11 @@ REFUSED = {
     "no number": (("loss_chunks=few",), "none, or a whole number from 1"),
     "a bucket under FSDP2": (("dp_shard=4", "bucket=4MB"), "FSDP2 moves whole units"),
     "a bucket of one rank": (("tp=4", "bucket=4MB"), "no ranks hold the same parameters"),
+    "a dtype of reduction in float32": (("dp_shard=4", "reduce=bfloat16"), "computes in float32"),
+    "no dtype": (
+        ("reduce=int8",),
+        "choose float32 or bfloat16 or float16|choose float32, bfloat16",
+    ),
     "no size": (("bucket=4",), "give a size in MiB"),
 }
 

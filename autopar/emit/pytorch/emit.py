@@ -223,6 +223,8 @@ def _settings(lowered: Lowered, plan: Plan, captured: CapturedModel | None) -> l
         given.append(f'offload="{plan.each("offload")}"')
     if plan.bucket_bytes is not None:
         given.append(f"bucket_mib={plan.bucket_bytes // MIB}")
+    if plan.reduce_dtype is not None:
+        given.append(f'reduce_dtype="{plan.reduce_dtype}"')
     units = _units(lowered)
     given.append(f"units={literal(units)}")
     if captured is not None:

@@ -29,6 +29,7 @@ from autopar.nouns.axes import (
 from autopar.nouns.layout import (
     BUCKET,
     CHUNKS,
+    REDUCE,
     RING_RANKS,
     WORDS,
     Grammar,
@@ -67,6 +68,7 @@ CHOICES = (
     "offload",
     CHUNKS,
     BUCKET,
+    REDUCE,
 )
 ORDERS = ("none", *SCHEDULES, "found")
 

@@ -11,6 +11,7 @@ from autopar.nouns.layout import (
     BUCKET,
     CHUNKS,
     DEGREES,
+    REDUCE,
     RING_RANKS,
     WORDS,
     Grammar,
@@ -52,17 +53,19 @@ def read_pins(pairs: Mapping[str, str]) -> Pins:
             f"--fix tp2={pins.tp2}: layouts of architecture figures split tensors over tp alone so "
             "far; say tp alone, or give `autopar plan` a model"
         )
-    if pins.bucket:
+    if pins.bucket or pins.reduce:
         raise LayoutError(
-            f"--fix {pins}: layouts of architecture figures have the buckets of their software; "
-            f"leave {BUCKET} out, or give `autopar plan` a model"
+            f"--fix {pins}: layouts of architecture figures have the buckets and dtypes of their "
+            f"software; leave {BUCKET} and {REDUCE} out, or give `autopar plan` a model"
         )
     if pins.loss_chunks:
         raise LayoutError(
             f"--fix {CHUNKS}={pins.loss_chunks}: layouts of architecture figures make "
             "logits whole; leave it out, or give `autopar plan` a model"
         )
-    return along_sequences(pins).without("offload", CHUNKS, BUCKET, RING_RANKS, SECOND_TENSOR)
+    return along_sequences(pins).without(
+        "offload", CHUNKS, BUCKET, REDUCE, RING_RANKS, SECOND_TENSOR
+    )
 
 
 def completed(pins: Pins, devices: int, global_batch: int | None = None) -> Layout:

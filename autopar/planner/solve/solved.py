@@ -168,6 +168,7 @@ def state_of(question: Question, layout: StateLayout, candidate: Candidate) -> S
         question.clips,
         layout.offload,
         question.bucket_bytes,
+        question.pins.reduce or "",
     )
 
 

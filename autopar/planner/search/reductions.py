@@ -1,0 +1,39 @@
+"""In which dtype a plan's gradients are reduced: as they are stored, unless it is pinned."""
+
+from __future__ import annotations
+
+from autopar.lowering.precision import HALF
+from autopar.nouns.layout import REDUCE, LayoutError
+from autopar.planner.ask.question import Decided, Question
+from autopar.planner.solve.solved import state_of
+
+
+def check_reduce(question: Question) -> None:
+    """Raises `LayoutError` where the pinned dtype cannot be, whatever the layout is."""
+    pinned, text = question.pins.reduce, f"--fix {REDUCE}={question.pins.reduce}"
+    if pinned is None:
+        return
+    if question.framework != "torch":
+        raise LayoutError(f"{text}: JAX programs reduce gradients as they are stored; leave it out")
+    if question.precision not in HALF or pinned not in ("float32", question.precision):
+        may = f"float32 or {question.precision}" if question.precision in HALF else "left out"
+        raise LayoutError(
+            f"{text}: the plan computes in {question.precision}, so {REDUCE} may be {may}"
+        )
+
+
+def reduce_dtype_of(question: Question, decided: Decided) -> str | None:
+    """The pinned dtype; None: as gradients are stored.
+
+    Raises `LayoutError` where it is pinned and FSDP2 reduces nothing.
+    """
+    pinned = question.pins.reduce
+    if pinned is None:
+        return None
+    state = state_of(question, decided.layout, decided.candidate)
+    if not state.fsdp and not any(stage.zero for stage in decided.stages):
+        raise LayoutError(
+            f"--fix {REDUCE}={pinned} has no effect on this layout: FSDP2 reduces nothing at "
+            "ZeRO 0; leave it out, or pin dp_shard and zero=1 or more"
+        )
+    return pinned
