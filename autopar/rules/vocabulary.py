@@ -82,7 +82,6 @@ def _linear_cross_entropy(
     chunks = chunks or 1
     own, sums = DTYPE_BYTES[x.dtype], DTYPE_BYTES[wide]
     half = own < sums
-    dtype_of_gradient = DTYPE_BYTES[weight.dtype]
     added = (own + own + 2 * sums) if half else 2 * sums
     products = 2 + weight.differentiable
     mean = op.attrs.get("reduction", "mean") == "mean"
@@ -90,7 +89,7 @@ def _linear_cross_entropy(
     if weight.dtype != x.dtype:
         workspace.append(Kept(("v", "k"), own))  # the matrix in the dtype of x
     if weight.differentiable and half and (chunks > 1 or most):
-        workspace.append(Kept(("v", "k"), own))  # what is added
+        workspace.append(Kept(("v", "k"), sums))  # the sum, beside what is added
     return Rule(
         text(
             [["t+", "k!"], ["t+"], ["v~", "k!"], *([["v~"]] if bias else [])],
@@ -98,8 +97,8 @@ def _linear_cross_entropy(
         ),
         keeps=(
             *([Kept(("t", "k"), own)] if x.differentiable else []),
-            *([Kept(("v", "k"), dtype_of_gradient)] if weight.differentiable else []),
-            *([Kept(("v",), dtype_of_gradient)] if bias and bias[0].differentiable else []),
+            *([Kept(("v", "k"), own)] if weight.differentiable else []),
+            *([Kept(("v",), own)] if bias and bias[0].differentiable else []),
         ),
         workspace=tuple(workspace),
         streams=(
