@@ -195,8 +195,8 @@ def beside(*parts: Algorithm) -> Algorithm:
     for part in parts:
         own = part.chunks // pieces
         for number, step in enumerate(part.steps):
-            for chunk, *rest in step.sends:
-                piece, place = divmod(chunk, own)
-                steps[number].append(Send(piece * width + before + place, *rest))
+            for send in step.sends:
+                piece, place = divmod(send.chunk, own)
+                steps[number].append(Send(piece * width + before + place, *send[1:]))
         before += own
     return replace(first, chunks=width * pieces, steps=made_of(steps))

@@ -14,6 +14,10 @@ are not there. A reduce-scatter is the inverse of an all-gather on the links rev
 one, so a proof holds for it too. An all-reduce is made of both: 2 S steps and 2 R rounds, and what
 is refuted is an all-reduce of that form alone. A broadcast has one owner, and C chunks in all.
 
+Where a topology names symmetries, one unknown stands for all sends that these make of one, which is
+as small a model as that of one owner (TACCL's symmetry sketches, Shah et al. 2023, section 5.2);
+only if it has no solution, all algorithms are looked through.
+
 The budget counts the solver's own deterministic units, so the same instance has the same answer.
 """
 
@@ -44,6 +48,8 @@ NAME = "synthesised"
 Status = Literal["solved", "refuted", "open"]
 Sent = tuple[int, Link, int]
 """(chunk, link, step from 1)"""
+Solved = tuple[list[Sent], list[int]]
+"""What is sent, and the rounds of each step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,9 +134,15 @@ def _spread(topology: Topology, instance: Instance, kind: Kind, budget: float) -
         instance.steps
     ):
         return Answer("refuted")  # by distance alone
+    if kind == "broadcast":
+        topology = replace(topology, symmetries=())  # rank 0 stays where it is
     if _overloaded(topology, owners, instance.rounds):
         return Answer("refuted")
-    solved = _solve(topology, owners, instance, budget)
+    solved: Solved | Literal["refuted", "open"] = "open"
+    if topology.symmetries:
+        solved = _solve(topology, owners, instance, budget / 4)
+    if isinstance(solved, str):  # of all algorithms, not of symmetric ones alone
+        solved = _solve(replace(topology, symmetries=()), owners, instance, budget)
     if isinstance(solved, str):
         return Answer(solved)
     sends, rounds = solved
@@ -165,7 +177,7 @@ def into(topology: Topology, ranks: set[int]) -> int:
 
 def _solve(
     topology: Topology, owners: list[int], instance: Instance, budget: float
-) -> tuple[list[Sent], list[int]] | Literal["refuted", "open"]:
+) -> Solved | Literal["refuted", "open"]:
     from ortools.sat.python import cp_model
 
     model = cp_model.CpModel()
@@ -202,6 +214,24 @@ def _unknowns(model: Any, topology: Topology, owners: list[int], steps: int) -> 
                 for step in range(first, steps + 1):
                     name = f"{chunk}:{source}>{destination} in {step}"
                     sent[chunk, link, step] = model.new_bool_var(name)
+    return _shared(sent, topology, owners)
+
+
+def _shared(sent: dict[Sent, Any], topology: Topology, owners: list[int]) -> Mapping[Sent, Any]:
+    """One unknown for all sends that the symmetries make of one; a chunk moves with its owner."""
+    width = owners.count(owners[0])
+    seen: set[Sent] = set()
+    for first in list(sent) if topology.symmetries else ():
+        waiting = [first] if first not in seen else []
+        while waiting:
+            chunk, (a, b), step = key = waiting.pop()
+            if key not in seen:
+                seen.add(key)
+                sent[key] = sent[first]
+                waiting += [
+                    (new[owners[chunk]] * width + chunk % width, (new[a], new[b]), step)
+                    for new in topology.symmetries
+                ]
     return sent
 
 

@@ -6,6 +6,7 @@ leave one host by one network card do (Cai et al. 2021, section 3.2: the bandwid
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -32,13 +33,15 @@ class Limit:
 class Topology:
     """A link is there where a limit names it.
 
-    unit_bytes_per_s: what one unit carries, one direction.
+    unit_bytes_per_s: what one unit carries, one direction. symmetries: new numbers of the ranks
+    under which the limits stay the same; synthesis looks first among algorithms that do too.
     """
 
     name: str
     ranks: int
     limits: tuple[Limit, ...]
     unit_bytes_per_s: float = 1e9
+    symmetries: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self) -> None:
         outside = [link for link in self.links if not set(link) <= set(range(self.ranks))]
@@ -47,6 +50,14 @@ class Topology:
                 f"topology {self.name} of {self.ranks} ranks: "
                 + (f"no link {outside[0]}" if outside else "a limit carries at least one unit")
             )
+        same = Counter((frozenset(limit.links), limit.units) for limit in self.limits)
+        for new in self.symmetries:
+            moved = Counter(
+                (frozenset((new[a], new[b]) for a, b in limit.links), limit.units)
+                for limit in self.limits
+            )
+            if moved != same:
+                raise AlgorithmError(f"topology {self.name} does not stay the same under {new}")
 
     @cached_property
     def links(self) -> tuple[Link, ...]:
@@ -168,9 +179,11 @@ def torus(rows: int, columns: int, latency_s: float = 1e-6, unit: float = 50e9) 
                 if there != here:
                     pair = (min(here, there), max(here, there))
                     pairs[pair] = pairs.get(pair, 0) + 1
-    return Topology(
-        f"torus-{rows}x{columns}", rows * columns, tuple(both_ways(pairs, latency_s)), unit
-    )
+    every = range(rows * columns)
+    down = tuple((rank + columns) % len(every) for rank in every)
+    along = tuple(rank // columns * columns + (rank + 1) % columns for rank in every)
+    limits = tuple(both_ways(pairs, latency_s))
+    return Topology(f"torus-{rows}x{columns}", len(every), limits, unit, (down, along))
 
 
 def two_level(
