@@ -33,7 +33,7 @@ INSTANCES: tuple[tuple[str, Instance, Status], ...] = (
 """All-gathers. 48 rounds are as many as three steps could ever use: 16 chunks over one link in
 each."""
 MADE: Mapping[str, tuple[Instance, ...]] = {
-    "2x2": (Instance(1, 2, 3),),
+    "2x2": (Instance(4, 2, 9),),
     "dgx1": (Instance(1, 2, 2), Instance(6, 3, 7)),
     "torus-4x4": (Instance(4, 4, 15),),
     "two-dgx1": (Instance(1, 4, 4),),
@@ -41,18 +41,26 @@ MADE: Mapping[str, tuple[Instance, ...]] = {
 """Of which all-reduces are priced and played."""
 
 
+RINGS: Mapping[str, tuple[int, ...]] = {
+    "2x2": (0, 1, 2, 3),
+    "dgx1": (0, 1, 2, 3, 7, 6, 5, 4),
+    "torus-4x4": (0, 1, 2, 3, 7, 6, 5, 9, 10, 11, 15, 14, 13, 12, 8, 4),
+    "two-dgx1": (0, 1, 5, 4, 7, 3, 2, 6, 14, 10, 11, 15, 12, 13, 9, 8),
+}
+"""Orders in which every rank has a link to the next."""
+
+
 @lru_cache
 def all_reduces(name: str) -> tuple[Algorithm, ...]:
     """Known and synthesised ones that run on the links of a topology."""
     topology = TOPOLOGIES[name]
     n = topology.ranks
-    listed = [known.ring(n), known.both_rings(n), known.halving_doubling(n), known.tree(n)]
-    listed += [known.two_level(n // 2, 2), known.two_level(2, n // 2)] if n > 4 else []
-    listed += [known.two_level(2, 2)] if n == 4 else []
+    ring = known.ring(n, order=RINGS[name])
+    listed = [ring, known.halving_doubling(n), known.tree(n)]
+    for hosts in (n // 2, 2) if n > 4 else (2,):
+        grid = known.two_level(hosts, n // hosts)
+        listed.append(replace(grid, name=f"two-level-{hosts}x{n // hosts}"))
     listed += [known.torus(4, 4)] if n == 16 else []
-    for number, each in enumerate(listed):
-        extents = f"-{n // 2}x2" if number == 4 and n > 4 else f"-2x{n // 2}" if number == 5 else ""
-        listed[number] = replace(each, name=each.name + extents)
     for instance in MADE[name]:
         made = synthesise(topology, instance, "all_reduce").algorithm
         if made is not None:
@@ -60,7 +68,11 @@ def all_reduces(name: str) -> tuple[Algorithm, ...]:
     return tuple(each for each in listed if can_run(each, topology))
 
 
-def algorithms_for(ranks: int) -> list[Algorithm]:
-    """Those of every topology of so many ranks, each once."""
-    every = [a for n, t in TOPOLOGIES.items() if t.ranks == ranks for a in all_reduces(n)]
-    return list({str(algorithm): algorithm for algorithm in every}.values())
+def algorithms_for(ranks: int) -> dict[str, Algorithm]:
+    """Those of every topology of so many ranks, by name; of several with that of the topology."""
+    names = [name for name, topology in TOPOLOGIES.items() if topology.ranks == ranks]
+    return {
+        f"{name} {algorithm.name}" if names[1:] else algorithm.name: algorithm
+        for name in names
+        for algorithm in all_reduces(name)
+    }

@@ -75,8 +75,8 @@ def played() -> dict[str, Any]:
     group = dist.group.WORLD
     assert group is not None
     runs: dict[str, Run] = {"library": dist.all_reduce}
-    for algorithm in algorithms_for(dist.get_world_size()):
-        runs[algorithm.name] = lambda x, a=algorithm: played_collective.all_reduce(x, a, group)  # type: ignore[misc]
+    for name, algorithm in algorithms_for(dist.get_world_size()).items():
+        runs[name] = lambda x, a=algorithm: played_collective.all_reduce(x, a, group)  # type: ignore[misc]
     for size_bytes in PLAYED_BYTES:
         size = size_bytes // 4 + 1  # no number of chunks divides it
         right = {name: exact(run, size) for name, run in runs.items()}

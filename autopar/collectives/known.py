@@ -27,9 +27,10 @@ from autopar.collectives.algorithm import (
 )
 
 
-def ring(ranks: int, kind: Kind = "all_reduce") -> Algorithm:
-    """Each rank sends to the next one, around the end."""
-    return product((ranks,), kind, "ring")
+def ring(ranks: int, kind: Kind = "all_reduce", order: Sequence[int] | None = None) -> Algorithm:
+    """Each rank sends to the next one of ``order``, which is that of their numbers if not given,
+    around the end."""
+    return _renamed(product((ranks,), kind, "ring"), order or range(ranks))
 
 
 def both_rings(ranks: int, kind: Kind = "all_reduce") -> Algorithm:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from autopar.collectives.algorithm import Algorithm, AlgorithmError
+from autopar.collectives.algorithm import Algorithm, AlgorithmError, Step
 
 Link = tuple[int, int]
 """(source, destination)"""
@@ -124,6 +124,19 @@ def fits(algorithm: Algorithm, topology: Topology) -> None:
                     f"{_named(limit)}, which in {step.rounds} rounds carries "
                     f"{limit.units * step.rounds}"
                 )
+
+
+def paced(algorithm: Algorithm, topology: Topology) -> Algorithm:
+    """The same sends, each step with the fewest rounds that these links take for it."""
+
+    def rounds(step: Step) -> int:
+        return max(
+            -(-sum((s.source, s.destination) in limit.links for s in step.sends) // limit.units)
+            for limit in topology.limits
+        )
+
+    steps = tuple(replace(step, rounds=max(1, rounds(step))) for step in algorithm.steps)
+    return replace(algorithm, steps=steps)
 
 
 def _named(limit: Limit) -> str:
