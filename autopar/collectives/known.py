@@ -69,26 +69,26 @@ def product(
     a reduce-scatter; an all-gather goes the other way. Raises `AlgorithmError` for a broadcast.
     """
     ranks = math.prod(extents)
-    gather = Algorithm(
-        name, "all_gather", ranks, ranks, made_of(_gathered(extents, order or range(len(extents))))
-    )
-    return _of_gather(gather, kind)
+    dims = order or range(len(extents))
 
+    def gather(turn: int) -> Algorithm:
+        steps = made_of(_gathered(extents, dims, turn))
+        return Algorithm(name, "all_gather", ranks, ranks, steps)
 
-def _of_gather(gather: Algorithm, kind: Kind) -> Algorithm:
     match kind:
         case "all_gather":
-            return gather
+            return gather(1)
         case "reduce_scatter":
-            return inverse(gather)
+            return inverse(gather(-1))  # which goes round the same way as a gather
         case "all_reduce":
-            return then(inverse(gather), gather)
+            return then(inverse(gather(-1)), gather(1))
         case "broadcast":
-            raise AlgorithmError(f"{gather.name} makes no broadcast; a tree does")
+            raise AlgorithmError(f"{name} makes no broadcast; a tree does")
 
 
-def _gathered(extents: Sequence[int], order: Sequence[int]) -> Iterator[list[Send]]:
-    """Steps of an all-gather: the last dimension first, whose ranks share the fewest chunks."""
+def _gathered(extents: Sequence[int], order: Sequence[int], turn: int) -> Iterator[list[Send]]:
+    """Steps of an all-gather, along the last dimension of ``order`` first; turn: 1, or -1 for the
+    other way round."""
     ranks = range(math.prod(extents))
     done: list[int] = []
     for dim in reversed(order):
@@ -97,8 +97,8 @@ def _gathered(extents: Sequence[int], order: Sequence[int]) -> Iterator[list[Sen
             sends = []
             for rank in ranks:
                 place = rank // stride % extent
-                there = rank + ((place + 1) % extent - place) * stride
-                start = rank + ((place - step) % extent - place) * stride
+                there = rank + ((place + turn) % extent - place) * stride
+                start = rank + ((place - turn * step) % extent - place) * stride
                 sends += [Send(chunk, rank, there) for chunk in _around(start, extents, done)]
             yield sends
         done.append(dim)
@@ -121,8 +121,7 @@ def halving_doubling(ranks: int, kind: Kind = "all_reduce") -> Algorithm:
     if ranks & (ranks - 1):
         raise AlgorithmError(f"halving-doubling of {ranks} ranks: it takes a power of two")
     bits = ranks.bit_length() - 1
-    gather = product((2,) * bits if bits else (1,), "all_gather", "halving-doubling")
-    return _of_gather(gather, kind)
+    return product((2,) * bits, kind, "halving-doubling")
 
 
 def tree(ranks: int, chunks: int = 1, kind: Kind = "all_reduce") -> Algorithm:

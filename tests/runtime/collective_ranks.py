@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from autopar.collectives import known
-from autopar.collectives.algorithm import Algorithm, AlgorithmError
+from autopar.collectives.algorithm import Algorithm, AlgorithmError, Kind
 from autopar.collectives.synthesis import Instance, synthesise
 from autopar.collectives.topology import torus
 from autopar.runtime.pytorch import played_collective
@@ -27,12 +27,13 @@ from autopar.runtime.pytorch.two_level import (
 
 RANKS = 4
 SIZES = (0, 1, 3, 4, 7, 64, 1001)
-ALGORITHMS = {
+Make = Callable[[int, Kind], Algorithm]
+ALGORITHMS: dict[str, Make] = {
     "ring": known.ring,
     "both rings": known.both_rings,
     "halving-doubling": known.halving_doubling,
-    "two levels": lambda n, kind="all_reduce": known.two_level(2, 2, kind),
-    "torus": lambda n, kind="all_reduce": known.torus(2, 2, kind),
+    "two levels": lambda n, kind: known.two_level(2, 2, kind),
+    "torus": lambda n, kind: known.torus(2, 2, kind),
 }
 SWAP = Algorithm.parse(
     "swap all_gather of 4 ranks in 4 chunks\n"
@@ -110,7 +111,7 @@ def refusals() -> None:
     x, ring = torch.zeros(4, 4), known.ring(RANKS)
     inside, across = two_level_groups(2)
     reduce, scatter = played_collective.all_reduce, played_collective.reduce_scatter
-    wrong = Algorithm.parse(f"{ring}".replace("3:2+3", "3:2>3"))
+    wrong = Algorithm.parse(str(ring).replace("+", ">", 1))
     refused(lambda: reduce(x.T[:2], ring, world()), AlgorithmError, "contiguous")
     refused(lambda: reduce(x, known.ring(3), world()), AlgorithmError, "of 3 ranks")
     refused(lambda: reduce(x, wrong, world()), AlgorithmError, "in the end")
@@ -127,7 +128,7 @@ def world() -> dist.ProcessGroup:
 
 
 def checks() -> dict[str, Check]:
-    made = {name: make(RANKS) for name, make in ALGORITHMS.items()}
+    made = {name: make(RANKS, "all_reduce") for name, make in ALGORITHMS.items()}
     made["tree"] = known.tree(RANKS, 3)
     solved = synthesise(torus(2, 2), Instance(2, 2, 3), "all_reduce").algorithm
     assert solved is not None
