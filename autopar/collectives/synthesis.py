@@ -9,7 +9,8 @@ sent, and the rounds of each step:
     carries   the chunks of a step on the links of a limit <= units * rounds of the step
     rounds    each step has at least one, all together at most R
 
-A chunk that comes to a rank k links away from its owner comes in step k or later, so many unknowns
+What distances and cuts refute is not asked of the solver (`autopar.collectives.bounds`). A chunk
+that comes to a rank k links away from its owner comes in step k or later, so many unknowns
 are not there. A reduce-scatter is the inverse of an all-gather on the links reversed, and each is
 one, so a proof holds for it too. An all-reduce is made of both: 2 S steps and 2 R rounds, and what
 is refuted is an all-reduce of that form alone. A broadcast has one owner, and C chunks in all.
@@ -37,6 +38,7 @@ from autopar.collectives.algorithm import (
     inverse,
     then,
 )
+from autopar.collectives.bounds import least_rounds, least_steps
 from autopar.collectives.check import check
 from autopar.collectives.topology import Limit, Link, Topology, fits
 
@@ -130,14 +132,12 @@ def _spread(topology: Topology, instance: Instance, kind: Kind, budget: float) -
     ranks = topology.ranks
     chunks = instance.chunks * (ranks if kind == "all_gather" else 1)
     owners = [chunk // instance.chunks if kind == "all_gather" else 0 for chunk in range(chunks)]
-    if max(topology.distances[owner][rank] for owner in owners for rank in range(ranks)) > (
-        instance.steps
-    ):
-        return Answer("refuted")  # by distance alone
+    if instance.steps < least_steps(topology, kind):
+        return Answer("refuted")
+    if instance.rounds < instance.chunks * least_rounds(topology, kind):
+        return Answer("refuted")
     if kind == "broadcast":
         topology = replace(topology, symmetries=())  # rank 0 stays where it is
-    if _overloaded(topology, owners, instance.rounds):
-        return Answer("refuted")
     solved: Solved | Literal["refuted", "open"] = "open"
     if topology.symmetries:
         solved = _solve(topology, owners, instance, budget / 4)
@@ -152,27 +152,6 @@ def _spread(topology: Topology, instance: Instance, kind: Kind, budget: float) -
     ]
     made = Algorithm(NAME, kind, ranks, chunks, tuple(step for step in steps if step.sends))
     return Answer("solved", made)
-
-
-def _overloaded(topology: Topology, owners: list[int], rounds: int) -> bool:
-    """Whether some rank cannot take in the chunks that it lacks, in so many rounds."""
-    for rank in range(topology.ranks):
-        lacking = sum(owner != rank for owner in owners)
-        if lacking > rounds * into(topology, {rank}):
-            return True
-    return False
-
-
-def into(topology: Topology, ranks: set[int]) -> int:
-    """Chunks a round that can come to ``ranks`` from the others: a cut, its limits counted once."""
-    crossing = [a not in ranks and b in ranks for a, b in topology.links]
-    links = {link for link, crosses in zip(topology.links, crossing, strict=True) if crosses}
-    total = 0
-    for limit in sorted(topology.limits, key=lambda each: -len(each.links)):
-        if links & set(limit.links):
-            total += limit.units
-            links -= set(limit.links)
-    return total
 
 
 def _solve(

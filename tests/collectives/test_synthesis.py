@@ -8,9 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from autopar.collectives import synthesis
 from autopar.collectives.algorithm import Algorithm, AlgorithmError, Kind
+from autopar.collectives.bounds import into
 from autopar.collectives.check import check
-from autopar.collectives.synthesis import Instance, into, synthesise
+from autopar.collectives.synthesis import Instance, synthesise
 from autopar.collectives.topology import (
     Limit,
     Topology,
@@ -52,6 +54,19 @@ def test_drawn_topologies(topology: Topology, chunks: int, kind: Kind) -> None:
     least = max(-(-(ranks - 1) * chunks // into(links, {rank})) for rank in range(ranks))
     if least > 1:
         assert synthesise(topology, Instance(chunks, 1, least - 1), kind).status == "refuted"
+
+
+@given(topologies(), st.integers(1, 2), st.integers(1, 3), st.integers(0, 3))
+@settings(max_examples=40, deadline=None)
+def test_bounds_refute_nothing_that_the_solver_finds(
+    topology: Topology, chunks: int, steps: int, more: int
+) -> None:
+    instance = Instance(chunks, steps, steps + more)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(synthesis, "least_rounds", lambda *_: 0)
+        patch.setattr(synthesis, "least_steps", lambda *_: 0)
+        alone = synthesise(topology, instance)
+    assert synthesise(topology, instance).status == alone.status
 
 
 def exists(topology: Topology, rounds: int) -> bool:

@@ -8,8 +8,8 @@ import pytest
 
 from autopar.collectives import known
 from autopar.collectives.algorithm import Algorithm, AlgorithmError
+from autopar.collectives.bounds import into
 from autopar.collectives.price import can_run, fastest, time_s
-from autopar.collectives.synthesis import into
 from autopar.collectives.topology import (
     Limit,
     Topology,
