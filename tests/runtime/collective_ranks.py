@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import sys
 import traceback
@@ -13,12 +14,14 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 
 from autopar.collectives import known
 from autopar.collectives.algorithm import Algorithm, AlgorithmError, Kind
 from autopar.collectives.synthesis import Instance, synthesise
 from autopar.collectives.topology import torus
 from autopar.runtime.pytorch import played_collective
+from autopar.runtime.pytorch.bucket_sums import BucketSums
 from autopar.runtime.pytorch.two_level import (
     TwoLevelError,
     two_level_all_reduce,
@@ -102,6 +105,39 @@ def sent_down() -> None:
     assert torch.equal(x, draw(9, 0))
 
 
+def trained(run: Callable[[Tensor], None]) -> None:
+    """DDP with hooked buckets, several of them: gradients are the sums of all ranks'."""
+    torch.manual_seed(0)
+    plain = torch.nn.Sequential(torch.nn.Linear(37, 41), torch.nn.Tanh(), torch.nn.Linear(41, 3))
+    plain = plain.double()
+    model = DistributedDataParallel(
+        copy.deepcopy(plain), bucket_cap_mb=0.004, gradient_as_bucket_view=True
+    )
+    BucketSums(run).register(model)
+    for step in range(3):
+        data = [
+            torch.randn(5, 37, generator=torch.Generator().manual_seed(4 * step + r)).double()
+            for r in range(RANKS)
+        ]
+        model(data[dist.get_rank()]).sum().backward()
+        plain(torch.cat(data)).sum().backward()
+        for own, right in zip(model.parameters(), plain.parameters(), strict=True):
+            assert own.grad is not None
+            assert right.grad is not None
+            torch.testing.assert_close(own.grad, right.grad, rtol=1e-12, atol=1e-12)
+            own.grad = right.grad = None
+
+
+def lost() -> None:
+    """What an all-reduce raises on its thread comes to whoever waits."""
+
+    def fails(_: Tensor) -> None:
+        raise RuntimeError("the wire is cut")
+
+    with pytest.raises(RuntimeError, match="the wire is cut"):
+        BucketSums(fails).start(torch.zeros(2)).wait()
+
+
 def refused(call: Callable[[], object], error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         call()
@@ -149,6 +185,9 @@ def checks() -> dict[str, Check]:
     for name, make in ALGORITHMS.items():
         every[f"gather by {name}"] = lambda m=make: gathered(m(RANKS, "all_gather"))  # type: ignore[misc]
         every[f"scatter by {name}"] = lambda m=make: scattered(m(RANKS, "reduce_scatter"))  # type: ignore[misc]
+    every["trained by hosts of 2"] = lambda: trained(runs["hosts of 2"])
+    every["trained by synthesised"] = lambda: trained(runs["synthesised"])
+    every["lost"] = lost
     every["gather by swap"] = lambda: gathered(SWAP)
     every["broadcast by tree"] = sent_down
     every["refusals"] = refusals

@@ -19,6 +19,7 @@ NAMES = (
     *(f"{what} of {run}" for run in RUNS for what in ("sums", "bits")),
     *(f"{what} by {run}" for run in GATHERS for what in ("gather", "scatter")),
     *("sums in torch.int64", "sums in torch.bfloat16"),
+    *("trained by hosts of 2", "trained by synthesised", "lost"),
     *("gather by swap", "broadcast by tree", "refusals"),
 )
 
