@@ -114,17 +114,15 @@ def _reduced(topology: Topology, instance: Instance, budget: float) -> Answer:
     gather = _spread(topology, instance, "all_gather", budget)
     if gather.algorithm is None:
         return gather
-    if all((b, a) in topology.limits_of for a, b in topology.links):
-        backward = inverse(gather.algorithm)
-        try:
-            fits(backward, topology)
-            return replace(gather, algorithm=then(backward, gather.algorithm))
-        except AlgorithmError:
-            pass  # links carry less the other way round
-    scatter = _scattered(topology, instance, budget)
-    if scatter.algorithm is None:
-        return scatter
-    return replace(gather, algorithm=then(scatter.algorithm, gather.algorithm))
+    backward = inverse(gather.algorithm)
+    try:
+        fits(backward, topology)
+    except AlgorithmError:  # links that carry less the other way round, or are not there
+        scatter = _scattered(topology, instance, budget)
+        if scatter.algorithm is None:
+            return scatter
+        backward = scatter.algorithm
+    return replace(gather, algorithm=then(backward, gather.algorithm))
 
 
 def _spread(topology: Topology, instance: Instance, kind: Kind, budget: float) -> Answer:

@@ -68,12 +68,12 @@ def _proven(x: Tensor, algorithm: Algorithm, kind: Kind, group: Group) -> int:
     """This rank's place in the group. Raises `AlgorithmError`."""
     if (algorithm.kind, algorithm.ranks) != (kind, dist.get_world_size(group)):
         raise AlgorithmError(
-            f"{algorithm.name} is an {algorithm.kind} of {algorithm.ranks} ranks; asked for was an "
+            f"{algorithm.name} does {algorithm.kind} of {algorithm.ranks} ranks; asked for was "
             f"{kind} of {dist.get_world_size(group)}"
         )
     if not x.is_contiguous() or (kind in ("all_gather", "reduce_scatter") and not x.dim()):
         raise AlgorithmError(
-            f"an {kind} of a tensor of shape {list(x.shape)} and strides {list(x.stride())}: give "
+            f"{kind} of a tensor of shape {list(x.shape)} and strides {list(x.stride())}: give "
             "one that is contiguous" + ("" if x.dim() else ", with a dim to put pieces along")
         )
     _check(algorithm)
