@@ -4,8 +4,8 @@
 
 A line of NCCL's tuner: for an all-reduce of up to 64 KiB on 4 nodes of 32 ranks together, a tree by
 the protocol LL, with as many channels as NCCL likes. The fields are those of the example tuner in
-NCCL's sources (ext-tuner/example): kind, least and most bytes, algorithm, protocol, channels, nodes,
-ranks; -1 is any. gloo and XLA take neither.
+NCCL's sources (ext-tuner/example): kind, least and most bytes, algorithm, protocol, channels,
+nodes, ranks; -1 is any. gloo and XLA take neither.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Rule:
 
 
 def to_text(rules: Sequence[Rule]) -> str:
-    """The file; of several rules for one collective NCCL takes the first."""
+    """The file. Sizes of rules for one collective should not overlap."""
     return "".join(f"{rule}\n" for rule in rules)
 
 
