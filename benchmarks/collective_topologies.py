@@ -48,6 +48,10 @@ RINGS: Mapping[str, tuple[int, ...]] = {
     "two-dgx1": (0, 1, 5, 4, 7, 3, 2, 6, 14, 10, 11, 15, 12, 13, 9, 8),
 }
 """Orders in which every rank has a link to the next."""
+_DOUBLE, _SINGLE = (0, 3, 2, 1, 5, 6, 7, 4), (0, 1, 3, 7, 5, 4, 6, 2)
+SIX_RINGS = tuple(order[::way] for order in (_DOUBLE, _DOUBLE, _SINGLE) for way in (1, -1))
+"""On a DGX-1, as NCCL has them: two each way over its double links, one over the single ones, so
+that every link is busy."""
 
 
 @lru_cache
@@ -57,6 +61,7 @@ def all_reduces(name: str) -> tuple[Algorithm, ...]:
     n = topology.ranks
     ring = known.ring(n, order=RINGS[name])
     listed = [ring, known.halving_doubling(n), known.tree(n)]
+    listed += [replace(known.rings(SIX_RINGS), name="six-rings")] if name == "dgx1" else []
     for hosts in (n // 2, 2) if n > 4 else (2,):
         grid = known.two_level(hosts, n // hosts)
         listed.append(replace(grid, name=f"two-level-{hosts}x{n // hosts}"))

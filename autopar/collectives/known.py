@@ -6,7 +6,7 @@ With n ranks, the chunks, steps and chunks that each rank sends of an all-reduce
     halving-doubling n, 2 log2 n, 2 (n - 1)       Thakur, Rabenseifner, Gropp 2005, section 4.5
     tree             any, 2 ceil(log2 n), -       binomial; the same, section 4.3
     product          n, 2 sum (d - 1), 2 (n - 1)  BlueConnect: Cho et al. 2019, section 3
-    torus            2 n, as the product          both orders of a product of two at once
+    torus            4 n, as the product          a product of two, in both orders and ways
 """
 
 from __future__ import annotations
@@ -33,11 +33,15 @@ def ring(ranks: int, kind: Kind = "all_reduce", order: Sequence[int] | None = No
     return _renamed(product((ranks,), kind, "ring"), order or range(ranks))
 
 
+def rings(orders: Sequence[Sequence[int]], kind: Kind = "all_reduce") -> Algorithm:
+    """Several rings at once, each of an equal share of the buffer."""
+    parts = [ring(len(order), kind, order) for order in orders]
+    return replace(beside(*parts), name="rings")
+
+
 def both_rings(ranks: int, kind: Kind = "all_reduce") -> Algorithm:
-    """A ring each way round, of half of the buffer each."""
-    forward = ring(ranks, kind)
-    back = _renamed(forward, [(ranks - rank) % ranks for rank in range(ranks)])
-    return replace(beside(forward, back), name="both-rings")
+    """A ring each way round."""
+    return replace(rings([range(ranks), range(ranks)[::-1]], kind), name="both-rings")
 
 
 def two_level(hosts: int, per_host: int, kind: Kind = "all_reduce") -> Algorithm:
@@ -46,15 +50,15 @@ def two_level(hosts: int, per_host: int, kind: Kind = "all_reduce") -> Algorithm
 
 
 def torus(rows: int, columns: int, kind: Kind = "all_reduce") -> Algorithm:
-    """Half of the buffer goes along rows first, half along columns, so that both kinds of links
-    are busy at once (Ying et al. 2018, section 3.2; two of its four directions)."""
-    return replace(
-        beside(
-            product((columns, rows), kind),
-            product((columns, rows), kind, order=(1, 0)),
-        ),
-        name="torus",
-    )
+    """A quarter of the buffer goes each way round, along rows first and along columns first, so
+    that all links are busy at once (Ying et al. 2018, section 3.2)."""
+    first = [product((columns, rows), kind), product((columns, rows), kind, order=(1, 0))]
+    back = [
+        -row % rows * columns + -column % columns
+        for row in range(rows)
+        for column in range(columns)
+    ]
+    return replace(beside(*first, *(_renamed(each, back) for each in first)), name="torus")
 
 
 def product(
