@@ -1,0 +1,1 @@
+"""Algorithms of collectives as sends: proven, priced, synthesised for irregular links."""
