@@ -209,7 +209,10 @@ def test_a_report_is_written_whole_or_not_at_all(
         (("--fix", "tp=0"), "give a whole number from 1; on 4 devices tp may be 1, 2 or 4"),
         (("--fix", "tp=-1"), "give a whole number from 1; on 4 devices tp may be 1, 2 or 4"),
         (("--fix", "tp=" + "9" * 5000), "give a whole number from 1; on 4 devices"),
-        (("--fix", "foo=2"), "microbatch, recompute, offload; sequence_parallel"),
+        (
+            ("--fix", "foo=2"),
+            "microbatch, recompute, offload, loss_chunks, bucket, reduce; sequence_parallel",
+        ),
         (("--fix", "zero=7"), "0, 1, 2 or 3"),
         (("--fix", "recompute=often"), "often"),
         (("--fix", "offload=optimizer"), "offload=optimizer: cpu-core is a part of its host"),

@@ -37,8 +37,7 @@ OPS = {
     **{f"{LAYER}{name}/linear": "tp:k" for name in ROW},
     f"{LAYER}self_attn/attention": "tp:g",
     "model.embed_tokens/embedding": "tp:v",
-    "lm_head/linear": "tp:n",
-    "cross_entropy": "tp:v",
+    "cross_entropy": "tp:v",  # with its product, in chunks of rows
 }
 PARAMETERS = {
     **{f"{LAYER}{name}.weight": "tp:S0" for name in COLUMN},

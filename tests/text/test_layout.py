@@ -7,10 +7,11 @@ from typing import Any
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 
 from autopar.nouns.axes import AXES
-from autopar.nouns.layout import NAMES, WORDS, Grammar, Layout, LayoutError, Pins, pairs_of
+from autopar.nouns.buckets import MIB
+from autopar.nouns.layout import BUCKET, NAMES, WORDS, Grammar, Layout, LayoutError, Pins, pairs_of
 from autopar.nouns.recompute import ATTENTION, FULL, Recompute
 from autopar.planner.family.pins import GRAMMAR as FIGURES
 from autopar.planner.family.pins import RECOMPUTES, completed, parse_pins
@@ -18,7 +19,9 @@ from autopar.planner.family.pins import RECOMPUTES, completed, parse_pins
 COUNTS = st.integers(1, 10**6)
 PINS = st.builds(
     Pins,
-    **{name: st.none() | COUNTS for name in NAMES if name not in (*WORDS, "schedule")},
+    **{name: st.none() | COUNTS for name in NAMES if name not in (*WORDS, "schedule", BUCKET)},
+    bucket=st.none() | st.integers(1, 10**5).map(lambda n: n * MIB),
+    reduce=st.none() | st.sampled_from(WORDS["reduce"]),
     zero=st.sampled_from([None, 0, 1, 2, 3]),
     schedule=st.sampled_from([None, "1f1b", "mine.txt"]),
     recompute=st.none() | st.sampled_from(WORDS["recompute"]).map(Recompute),
@@ -29,6 +32,7 @@ PINS = st.builds(
 
 
 @given(PINS)
+@settings(suppress_health_check=[HealthCheck.too_slow])  # some thirty draws for each
 def test_pins_read_back(pins: Pins) -> None:
     assert Grammar().read(pairs_of([str(pins)])) == pins
 
