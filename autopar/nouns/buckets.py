@@ -14,8 +14,8 @@ FIRST_BUCKET_BYTES, BUCKET_BYTES = MIB, 25 * MIB
 """Of DistributedDataParallel, unless it is given another size."""
 BUCKETS = (BUCKET_BYTES, *(n * MIB for n in (1, 2, 4, 8, 16, 50, 100)))
 """Sizes that a plan chooses from."""
-GAIN = 0.005
-"""Of a pass, that another size than the usual one must save."""
+GAIN = 0.02
+"""Of a pass, that another size than the usual one must save: less is noise."""
 
 
 def parse_bucket(text: str) -> int | None:
