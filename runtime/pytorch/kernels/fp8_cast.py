@@ -59,7 +59,8 @@ def reference(
     if scale is None:
         below, right = (-x.shape[0]) % rows, (-x.shape[1]) % columns
         padded = torch.nn.functional.pad(wide.abs(), (0, right, 0, below))
-        tiles = padded.unflatten(1, (-1, columns)).unflatten(0, (-1, rows))
+        high_tiles, across = padded.shape[0] // rows, padded.shape[1] // columns
+        tiles = padded.reshape(high_tiles, rows, across, columns)
         scale = tiles.amax((1, 3)).clamp(min=SMALLEST) / high
     each = scale.reshape(1, 1) if scaling == "tensor" else scale
     inverse = (1 / each).repeat_interleave(rows, 0).repeat_interleave(columns, 1)

@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from autopar.runtime.pytorch.kernels.table import kernel
+
+
+class Launch(NamedTuple):
+    """The arguments of `launch`, without the grid."""
+
+    name: str
+    arguments: Sequence[Tensor | int | float]
+    options: Mapping[str, Any]
+
+
+_recording: list[Launch] | None = None
 
 
 class KernelUnavailable(RuntimeError):
@@ -35,11 +46,14 @@ def launch(
     """
     first = arguments[0]
     assert isinstance(first, Tensor)
-    if 0 in grid:
+    if _recording is not None:
+        _recording.append(Launch(name, arguments, options))
+    if _recording is not None or 0 in grid:
         return
     function = _function(name, first.device)
     with torch.cuda.device(first.device) if first.is_cuda else nullcontext():
-        function[tuple(grid)](*arguments, **options)
+        # Said, because triton 3.10 changes the default and 3.9 warns of it.
+        function[tuple(grid)](*arguments, enable_fp_fusion=True, **options)
 
 
 def _function(name: str, device: torch.device) -> Any:
@@ -83,21 +97,13 @@ def blocks(n: int, size: int) -> int:
 
 
 @contextmanager
-def recorded(launches: list[tuple[str, tuple[Any, ...], dict[str, Any]]]) -> Iterator[None]:
-    """Inside, launches are appended as (name, arguments, options), and nothing runs: on tensors of
-    the meta device this gives what a model would compile (``benchmarks/kernels.py``)."""
-    global _function
-
-    class Recorder:
-        def __init__(self, name: str) -> None:
-            self.name = name
-
-        def __getitem__(self, grid: tuple[int, ...]) -> Any:
-            return lambda *arguments, **options: launches.append((self.name, arguments, options))
-
-    before = _function
-    _function = lambda name, device: Recorder(name)  # noqa: E731
+def recorded() -> Iterator[list[Launch]]:
+    """Inside, launches are appended to the list, and nothing runs: on tensors of the meta device
+    this gives what a model would compile (``benchmarks/kernels.py``)."""
+    global _recording
+    launches: list[Launch] = []
+    _recording = launches
     try:
-        yield
+        yield launches
     finally:
-        _function = before
+        _recording = None

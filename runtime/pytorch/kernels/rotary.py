@@ -48,9 +48,10 @@ def reference(
 
 
 def _turned(
-    x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, position_dim: int, direction: float
+    x: Tensor, cos: Tensor, sin: Tensor, form: tuple[bool, int], direction: float
 ) -> Tensor:
     check_dtypes("rotary", x, cos, sin)
+    interleaved, position_dim = form
     half, width = cos.shape[-1], x.shape[-1]
     if 2 * half > width:
         raise ValueError(f"angles for {2 * half} columns, and heads have {width}")
@@ -87,10 +88,10 @@ class _Rotary(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(cos, sin)
         ctx.form = interleaved, position_dim
-        return _turned(x, cos, sin, interleaved, position_dim, 1.0)
+        return _turned(x, cos, sin, ctx.form, 1.0)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
         cos, sin = ctx.saved_tensors
-        return _turned(grad, cos, sin, *ctx.form, -1.0), None, None, None, None
+        return _turned(grad, cos, sin, ctx.form, -1.0), None, None, None, None

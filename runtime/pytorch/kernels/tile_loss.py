@@ -28,9 +28,9 @@ from autopar.runtime.pytorch.kernels.cross_entropy import (
 )
 from autopar.runtime.pytorch.kernels.launch import blocks, check_dtypes, launch, power_of_two
 
-PROGRAMS = 264
-"""Programs that keep a device busy, two for each of an H100's 132 processors: a constant, so that
-sums are in one order on every device."""
+PROGRAMS = 132
+"""Programs that keep a device busy, one for each of an H100's processors, whose registers it takes
+up: a constant, so that sums are in one order on every device."""
 PIECES = 8
 """Most pieces of the vocabulary, so copies of the inputs' gradient."""
 
@@ -53,7 +53,7 @@ def statistics(
     """Of columns ``first`` to ``first + V'`` of the vocabulary, whose weight is given [V', E]."""
     x, weight = _checked(x, weight)
     (rows, width), columns = x.shape, weight.shape[0]
-    tile = _tile(x)
+    tile = _tile(x, 64)
     tiles, pieces = _pieces(rows, columns, tile)
     numbers = empty_statistics(x, (pieces, rows), form.smooths)
     launch(
@@ -85,7 +85,7 @@ def gradients(
     the vocabulary is split, that of x is this rank's part of a sum."""
     x, weight = _checked(x, weight)
     (rows, width), columns = x.shape, weight.shape[0]
-    tile = _tile(x)
+    tile = _tile(x, 32)
     each = torch.ones((), device=x.device) if weights is None else weights.float()
     tensors = (labels.contiguous(), log_sum_exp.contiguous(), each.expand(rows).contiguous())
     sizes = (rows, columns, width, x.stride(0), weight.stride(0), first)
@@ -119,19 +119,20 @@ def _checked(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     return x.contiguous(), weight.contiguous()
 
 
-def _tile(x: Tensor) -> dict[str, int]:
-    """Sizes of a tile: float32 has twice the bytes of shared memory, and no tensor cores here."""
-    rows = min(power_of_two(max(x.shape[0], 16)), 64)
+def _tile(x: Tensor, width: int) -> dict[str, int]:
+    """Sizes of a tile: the largest without spilled registers (``benchmarks/kernels.py``), with
+    ``width`` of the dim that a product sums over. float32 is kept exact, without tensor cores."""
+    rows = power_of_two(max(x.shape[0], 16))
     if x.dtype is torch.float32:
         return {"ROWS": min(rows, 32), "COLUMNS": 64, "WIDTH": 32, "num_warps": 4}
-    return {"ROWS": rows, "COLUMNS": 128, "WIDTH": 64, "num_warps": 4, "num_stages": 3}
+    return {"ROWS": min(rows, 128), "COLUMNS": 128, "WIDTH": width, "num_warps": 8, "num_stages": 3}
 
 
 def _pieces(rows: int, columns: int, tile: dict[str, int]) -> tuple[int, int]:
     """(tiles of a piece of the vocabulary, pieces): as many as keep a device busy."""
     tiles = blocks(columns, tile["COLUMNS"])
-    wanted = min(blocks(PROGRAMS, blocks(max(rows, 1), tile["ROWS"])), PIECES, tiles)
-    each = blocks(tiles, wanted)
+    pieces = min(PROGRAMS // blocks(max(rows, 1), tile["ROWS"]), PIECES, tiles)
+    each = blocks(tiles, max(pieces, 1))
     return each, blocks(tiles, each)
 
 

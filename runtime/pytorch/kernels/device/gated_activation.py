@@ -3,23 +3,21 @@
 import triton
 import triton.language as tl
 
-from autopar.runtime.pytorch.kernels.device.tanh import tanh
-
 
 @triton.jit
 def activation(x, GELU: tl.constexpr):
-    """(act(x), d act / d x): silu x s with s = 1 / (1 + exp(-x)), or gelu by tanh,
-    x (1 + t) / 2 with t = tanh(sqrt(2 / pi) (x + 0.044715 x^3))."""
+    """(act(x), d act / d x) of x s(x) for silu and x s(u) for gelu by tanh, since
+    (1 + tanh(u / 2)) / 2 = s(u), with s(u) = 1 / (1 + exp(-u)) and
+    u = 2 sqrt(2 / pi) (x + 0.044715 x^3); s' = s(u) s(-u) loses no digits where s is near 1."""
     if GELU:
-        t = tanh(0.7978845608028654 * x * (1 + 0.044715 * x * x))
-        inner = 0.7978845608028654 * (1 + 0.134145 * x * x)
-        value = 0.5 * x * (1 + t)
-        derivative = 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * inner
+        u = 1.5957691216057308 * x * (1 + 0.044715 * x * x)
+        slope = 1.5957691216057308 * (1 + 0.134145 * x * x)
     else:
-        s = 1 / (1 + tl.exp(-x))
-        value = x * s
-        derivative = s * (1 + x * (1 - s))
-    return value, derivative
+        u = x
+        slope = 1.0
+    s = 1 / (1 + tl.exp(-u))
+    rest = 1 / (1 + tl.exp(u))
+    return x * s, s + x * s * rest * slope
 
 
 @triton.jit
