@@ -3,10 +3,10 @@
     python -m benchmarks.kernels [--kernels K,...] [--shapes N] [--json [FILE]]
     python -m benchmarks.kernels --device cuda --out FILE [--seconds S]
 
-The first needs no device. Every kernel is interpreted at N tiny shapes with remainders: results and
-gradients within its tolerance of torch in float32, 8-bit floats bit for bit, a second backward equal
-to the first, no input written. And every kernel is compiled for sm_80, sm_90 and sm_100 at shapes of
-published models: no register spilled, shared memory within the device's limit.
+The first needs no device. Every kernel is interpreted at N tiny shapes with remainders: results
+and gradients within its tolerance of torch in float32, 8-bit floats bit for bit, a second backward
+equal to the first, no input written. And every kernel is compiled for sm_80, sm_90 and sm_100 at
+shapes of published models: no register spilled, shared memory within the device's limit.
 The second (``kernel_timing.py``) imports torch, triton and the kernels alone.
 """
 
