@@ -58,8 +58,10 @@ def _losses() -> Iterator[Shape]:
             return [_randn(device, r, v)], [torch.randint(0, v, (r,), device=device), f]
 
         name = f"{rows} x {vocabulary}"
-        own, plain = chunk_loss.chunk_loss, chunk_loss.reference
-        yield Shape("chunk_loss", name, own, plain, logits, liger=_liger_loss)
+        yield Shape(
+            "chunk_loss", name, chunk_loss.chunk_loss, chunk_loss.reference, logits,
+            liger=_liger_loss,
+        )  # fmt: skip
     for rows, width, vocabulary, form in (
         (4096, 2048, 32000, CrossEntropy()),
         (8192, 2048, 32000, CrossEntropy(label_smoothing=0.1)),
@@ -77,8 +79,10 @@ def _losses() -> Iterator[Shape]:
             return [_randn(device, r, w), weight], [labels, f]
 
         name = f"{rows} x {width} x {vocabulary}"
-        own, plain = tile_loss.tile_loss, tile_loss.reference
-        yield Shape("tile_loss", name, own, plain, head, liger=_liger_linear_loss)
+        yield Shape(
+            "tile_loss", name, tile_loss.tile_loss, tile_loss.reference, head,
+            liger=_liger_linear_loss,
+        )  # fmt: skip
 
 
 def _gates() -> Iterator[Shape]:
@@ -158,8 +162,9 @@ def _norms() -> Iterator[Shape]:
 
         name = f"{rows} x {width}{' + residual' if residual else ''}"
         liger = None if residual else _liger_rms
-        own, plain = norm.rms_norm, norm.rms_norm_reference
-        yield Shape("rms_norm", name, own, plain, rms, liger=liger)
+        yield Shape(
+            "rms_norm", name, norm.rms_norm, norm.rms_norm_reference, rms, liger=liger
+        )  # fmt: skip
     for rows, width, residual in (
         (8192, 768, False),
         (8192, 1024, False),
@@ -176,9 +181,10 @@ def _norms() -> Iterator[Shape]:
             return [_randn(device, r, w), _randn(device, w), _randn(device, w), *beside], []
 
         name = f"{rows} x {width}{' + residual' if residual else ''}"
-        liger = None if residual else _liger_layer
-        own, plain = norm.layer_norm, norm.layer_norm_reference
-        yield Shape("layer_norm", name, own, plain, layer, liger=liger)
+        yield Shape(
+            "layer_norm", name, norm.layer_norm, norm.layer_norm_reference, layer,
+            liger=None if residual else _liger_layer,
+        )  # fmt: skip
 
 
 def shapes() -> list[Shape]:

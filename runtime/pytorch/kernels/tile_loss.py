@@ -26,7 +26,14 @@ from autopar.runtime.pytorch.kernels.cross_entropy import (
     losses,
     merged,
 )
-from autopar.runtime.pytorch.kernels.launch import blocks, check_dtypes, launch, power_of_two
+from autopar.runtime.pytorch.kernels.launch import (
+    KernelUnavailable,
+    blocks,
+    check_dtypes,
+    interpreted,
+    launch,
+    power_of_two,
+)
 
 PROGRAMS = 132
 """Programs that keep a device busy, one for each of an H100's processors, whose registers it takes
@@ -111,6 +118,11 @@ def gradients(
 
 def _checked(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     check_dtypes("tile_loss", x, weight)
+    if x.dtype is torch.bfloat16 and interpreted():
+        raise KernelUnavailable(
+            "triton's interpreter multiplies the bits of bfloat16 as if they were integers: give "
+            "it float32 or float16, or call `reference` of the same file"
+        )
     if x.dtype != weight.dtype or x.shape[1] != weight.shape[1]:
         raise ValueError(
             f"inputs {list(x.shape)} in {x.dtype}, weight {list(weight.shape)} in {weight.dtype}: "

@@ -7,10 +7,12 @@ import json
 import traceback
 from collections.abc import Callable
 
+import pytest
 import torch
 
 from autopar.runtime.pytorch.kernels import chunk_loss, cross_entropy, fp8_cast, norm, tile_loss
 from autopar.runtime.pytorch.kernels.cross_entropy import CrossEntropy, Statistics
+from autopar.runtime.pytorch.kernels.launch import KernelUnavailable
 from autopar.runtime.pytorch.kernels.table import KERNELS, kernel
 from benchmarks.kernel_cases import Case, cases, check, relative
 
@@ -128,6 +130,30 @@ def lower_precision() -> None:
             near(one.float(), other, 2**-7)
 
 
+def tiles_of_half_precision() -> None:
+    """In float16: the gradient of a tile is rounded to it before it is multiplied."""
+    x, weight, labels = (
+        torch.randn(150, 70),
+        torch.randn(300, 70) / 8,
+        torch.randint(0, 300, (150,)),
+    )
+    low = [t.half().requires_grad_() for t in (x, weight)]
+    wide = [t.detach().float().requires_grad_() for t in low]
+    loss = tile_loss.tile_loss(low[0], low[1], labels)
+    wanted = tile_loss.reference(wide[0], wide[1], labels)
+    near(loss, wanted)
+    grad = torch.rand(150)
+    pairs = zip(
+        torch.autograd.grad(loss, low, grad),
+        torch.autograd.grad(wanted, wide, grad),
+        strict=True,
+    )
+    for one, other in pairs:
+        near(one.float(), other, 2**-10)
+    with pytest.raises(KernelUnavailable, match="bits of bfloat16"):
+        tile_loss.tile_loss(x.bfloat16(), weight.bfloat16(), labels)
+
+
 def _is_float(value: object) -> bool:
     return isinstance(value, torch.Tensor) and value.is_floating_point()
 
@@ -155,6 +181,7 @@ CHECKS: dict[str, Callable[[], None]] = {
             every_number_in_eight_bits,
             norms_of_wide_rows,
             lower_precision,
+            tiles_of_half_precision,
             gradient_of_one_input_alone,
         )
     },
