@@ -97,11 +97,11 @@ def _labels(drawn: random.Random, rows: int, columns: int, form: CrossEntropy) -
 
 
 def _chunk_loss(drawn: random.Random, n: int) -> Case:
-    rows, columns = drawn.randint(2, 5), drawn.choice((5, 37, 64, 129, 1009, 4999))
+    rows, columns = drawn.randint(2, 5), drawn.choice((19, 37, 64, 129, 1009, 4999))
     form = FORMS[n % len(FORMS)]
     rest = (_labels(drawn, rows, columns, form), form)
     shape = f"{rows} x {columns} {_words(form)}"
-    logits = [3 * torch.randn(rows, columns)]
+    logits = [torch.randn(rows, columns)]
     return Case("chunk_loss", shape, chunk_loss.chunk_loss, chunk_loss.reference, logits, rest)
 
 

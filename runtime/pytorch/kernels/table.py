@@ -17,7 +17,8 @@ class Kernel:
     dtypes:    of the tensors that it reads. All arithmetic between reading and writing is float32.
     kept:      what stays from forward until backward.
     tolerance: largest error beside the reference in float32, relative to the largest number of the
-               result; 0 where bits are equal. In lower precision the last rounding comes on top.
+               result; 0 where bits are equal. In lower precision the last rounding comes on top,
+               and in a loss's gradient that of the log-sum-exp, which counts where all is near 0.
     """
 
     name: str

@@ -136,7 +136,7 @@ def _tile(x: Tensor, width: int) -> dict[str, int]:
     ``width`` of the dim that a product sums over. float32 is kept exact, without tensor cores."""
     rows = power_of_two(max(x.shape[0], 16))
     if x.dtype is torch.float32:
-        return {"ROWS": min(rows, 32), "COLUMNS": 64, "WIDTH": 32, "num_warps": 4}
+        return {"ROWS": min(rows, 64), "COLUMNS": 64, "WIDTH": 16, "num_warps": 8}
     return {"ROWS": min(rows, 128), "COLUMNS": 128, "WIDTH": width, "num_warps": 8, "num_stages": 3}
 
 
