@@ -41,7 +41,7 @@ def cpu_seconds() -> float:
     return sum(use.ru_utime + use.ru_stime for use in uses)
 
 
-def compiled(kernels: Sequence[str]) -> Iterator[dict[str, Any]]:
+def compiled(kernels: Sequence[str], targets: Sequence[int]) -> Iterator[dict[str, Any]]:
     """A row for each kernel function on each target, of its variants the most that one takes."""
     variants: dict[tuple[str, str], list[Launch]] = {}
     for shape in shapes():
@@ -51,7 +51,7 @@ def compiled(kernels: Sequence[str]) -> Iterator[dict[str, Any]]:
             kind = variants.setdefault((shape.kernel, launched.name), [])
             if all(launched.options != other.options for other in kind):
                 kind.append(launched)
-    for target, limit in SHARED.items():
+    for target in targets:
         for (kernel, name), kind in variants.items():
             taken = [assembled(launched, target) for launched in kind]
             yield {
@@ -60,7 +60,7 @@ def compiled(kernels: Sequence[str]) -> Iterator[dict[str, Any]]:
                 "target": f"sm_{target}",
                 "variants": len(kind),
                 **{key: max(one[key] for one in taken) for key in taken[0]},
-                "limit": limit,
+                "limit": SHARED[target],
             }
 
 

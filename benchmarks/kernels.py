@@ -1,6 +1,6 @@
 """Kernels of our own beside plain torch: interpreted and compiled here, timed on a device.
 
-    python -m benchmarks.kernels [--kernels K,...] [--shapes N] [--json [FILE]]
+    python -m benchmarks.kernels [--kernels K,...] [--shapes N] [--targets 80,90,100] [--json [FILE]]
     python -m benchmarks.kernels --device cuda --out FILE [--seconds S]
 
 The first needs no device. Every kernel is interpreted at N tiny shapes with remainders: results
@@ -56,17 +56,17 @@ def interpreted(kernels: Sequence[str], count: int) -> list[Row]:
     return rows
 
 
-def compiled(kernels: Sequence[str]) -> list[Row]:
+def compiled(kernels: Sequence[str], targets: Sequence[int]) -> list[Row]:
     """A row a function and a target; the last says the CPU seconds of all."""
     from benchmarks.kernel_compile import compiled as every
     from benchmarks.kernel_compile import cpu_seconds
 
     start = cpu_seconds()
-    rows = list(every(kernels))
+    rows = list(every(kernels, targets))
     return [*rows, {"cpu_s": cpu_seconds() - start}]
 
 
-def both(kernels: Sequence[str], count: int) -> tuple[list[Row], list[Row]]:
+def both(kernels: Sequence[str], count: int, targets: str) -> tuple[list[Row], list[Row]]:
     """Interpreted and compiled, each in a process of its own: triton asks once, at its import,
     whether it interprets."""
     with tempfile.TemporaryDirectory() as cache:
@@ -79,7 +79,7 @@ def both(kernels: Sequence[str], count: int) -> tuple[list[Row], list[Row]]:
                     ["--part", "interpreted", "--shapes", str(count)],
                     here | {"TRITON_INTERPRET": "1"},
                 ),
-                (["--part", "compiled"], here),
+                (["--part", "compiled", "--targets", targets], here),
             )
         ]
         printed = [process.communicate()[0] for process in processes]
@@ -146,6 +146,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--kernels", default=",".join(names))
     parser.add_argument("--shapes", type=int, default=SHAPES)
+    parser.add_argument("--targets", default="80,90,100", help="compute capabilities")
     parser.add_argument("--json", nargs="?", const="-", metavar="FILE")
     parser.add_argument("--device")
     parser.add_argument("--out", type=Path, default=Path("out/kernels.json"))
@@ -157,15 +158,15 @@ def main() -> None:
         parser.error(f"no kernel {', '.join(sorted(unknown))}; there are {', '.join(names)}")
     if asked.device:
         sys.exit(0 if on_device(asked.device, asked.out, asked.seconds) else 1)
-    if asked.part:
-        rows = (
-            interpreted(kernels, asked.shapes) if asked.part == "interpreted" else compiled(kernels)
-        )
-        print(json.dumps(rows))
+    if asked.part == "interpreted":
+        print(json.dumps(interpreted(kernels, asked.shapes)))
+        return
+    if asked.part == "compiled":
+        print(json.dumps(compiled(kernels, [int(t) for t in asked.targets.split(",")])))
         return
     from benchmarks.figures import show
 
-    rows, targets = judged(*both(kernels, asked.shapes))
+    rows, targets = judged(*both(kernels, asked.shapes, asked.targets))
     shown = io.StringIO()
     with contextlib.redirect_stdout(shown) if asked.json else contextlib.nullcontext():
         show(rows, targets, bool(asked.json))
