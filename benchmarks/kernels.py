@@ -1,6 +1,6 @@
 """Kernels of our own beside plain torch: interpreted and compiled here, timed on a device.
 
-    python -m benchmarks.kernels [--kernels K,...] [--shapes N] [--targets 80,90,100] [--json [FILE]]
+    python -m benchmarks.kernels [--kernels K,...] [--shapes N] [--targets T,...] [--json [FILE]]
     python -m benchmarks.kernels --device cuda --out FILE [--seconds S]
 
 The first needs no device. Every kernel is interpreted at N tiny shapes with remainders: results

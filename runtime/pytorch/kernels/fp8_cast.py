@@ -61,7 +61,7 @@ def reference(
         padded = torch.nn.functional.pad(wide.abs(), (0, right, 0, below))
         high_tiles, across = padded.shape[0] // rows, padded.shape[1] // columns
         tiles = padded.reshape(high_tiles, rows, across, columns)
-        scale = tiles.amax((1, 3)).clamp(min=SMALLEST) / high
+        scale = _scale(tiles.amax((1, 3)), high)
     each = scale.reshape(1, 1) if scaling == "tensor" else scale
     inverse = (1 / each).repeat_interleave(rows, 0).repeat_interleave(columns, 1)
     q = (wide * inverse[: x.shape[0], : x.shape[1]]).clamp(-high, high).to(dtype)
@@ -75,6 +75,11 @@ def _check(x: Tensor, dtype: torch.dtype, scaling: Scaling, scale: Tensor | None
         raise ValueError(f"a matrix is cast, and this has shape {list(x.shape)}")
     if scale is not None and scaling != "tensor":
         raise ValueError(f"a scale may be handed in by tensor only, not by {scaling}")
+
+
+def _scale(largest: Tensor, high: float) -> Tensor:
+    """Over a tensor: over a number, torch on CUDA multiplies by 1 / high, which rounds twice."""
+    return largest.clamp(min=SMALLEST) / torch.full_like(largest, high)
 
 
 def _has_instruction(x: Tensor) -> bool:
@@ -121,7 +126,7 @@ def _cast_rows(
     else:
         largest = x.new_empty((rows,), dtype=torch.float32)
         launch("fp8_cast.row_largest", (rows,), x, largest, columns, x.stride(0), BLOCK=block)
-        scales = largest.amax().clamp(min=SMALLEST) / target["HIGHEST"]
+        scales = _scale(largest.amax(), target["HIGHEST"])
     launch(
         "fp8_cast.cast_rows",
         (rows,),

@@ -6,15 +6,25 @@ from __future__ import annotations
 import json
 import traceback
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 
-from autopar.runtime.pytorch.kernels import chunk_loss, cross_entropy, fp8_cast, norm, tile_loss
+from autopar.runtime.pytorch.kernels import (
+    chunk_loss,
+    cross_entropy,
+    fp8_cast,
+    gated_activation,
+    norm,
+    tile_loss,
+)
 from autopar.runtime.pytorch.kernels.cross_entropy import CrossEntropy, Statistics
 from autopar.runtime.pytorch.kernels.launch import KernelUnavailable
 from autopar.runtime.pytorch.kernels.table import KERNELS, kernel
+from benchmarks import kernel_timing
 from benchmarks.kernel_cases import Case, cases, check, relative
+from benchmarks.kernel_shapes import Shape
 
 COUNT = 8
 FORM = CrossEntropy(label_smoothing=0.1, softcap=5.0, scale=0.7)
@@ -154,6 +164,41 @@ def tiles_of_half_precision() -> None:
         tile_loss.tile_loss(x.bfloat16(), weight.bfloat16(), labels)
 
 
+def timing_on_a_device() -> None:
+    """What a device would run, with the clock of this machine: figures of each way, errors beside
+    float32, and a call that fails as a row of its own."""
+
+    def inputs(device: torch.device) -> tuple[list[torch.Tensor], list[object]]:
+        halves = torch.randn(3, 40, device=device, dtype=torch.bfloat16).chunk(2, -1)
+        return list(halves), ["silu"]
+
+    def fails(*_: object) -> torch.Tensor:
+        raise RuntimeError("out of something")
+
+    own, plain = gated_activation.gated_activation, gated_activation.reference
+    cpu = torch.device("cpu")
+    rows: list[dict[str, Any]] = []
+    for called in (own, fails):
+        shape = Shape("gated_activation", "3 x 20", called, plain, inputs)
+        row: dict[str, Any] = {"kernel": shape.kernel, "shape": shape.name, "failed": {}}
+        kernel_timing.compare(shape, cpu, row)
+        for way in ("ours", "eager", "liger"):
+            kernel_timing.time_way(shape, way, cpu, lambda call: len([call()]), row)
+        rows.append(row)
+    good, bad = rows
+    assert not good["failed"], good
+    assert good["repeated"]
+    assert good["error"] < 2**-6
+    assert {"ours_forward_ms", "ours_both_ms", "eager_both_ms"} <= good.keys()
+    assert "liger_forward_ms" not in good
+    assert bad["failed"].keys() == {"compared", "ours"}
+    assert kernel_timing.means(rows)["gated_activation"] == {
+        "eager forward / ours": 1.0,
+        "eager both / ours": 1.0,
+    }
+    assert [t["value"] for t in kernel_timing.targets(rows)] == [2, 1, 0, 0]
+
+
 def _is_float(value: object) -> bool:
     return isinstance(value, torch.Tensor) and value.is_floating_point()
 
@@ -182,6 +227,7 @@ CHECKS: dict[str, Callable[[], None]] = {
             norms_of_wide_rows,
             lower_precision,
             tiles_of_half_precision,
+            timing_on_a_device,
             gradient_of_one_input_alone,
         )
     },
