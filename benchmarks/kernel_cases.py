@@ -75,8 +75,8 @@ def relative(result: Tensor, wanted: Tensor) -> float:
 def _run(function: Callable[..., Any], case: Case) -> tuple[list[Tensor], bool]:
     """(results and gradients, whether the second backward gave the same)."""
     leaves = [t.clone().requires_grad_() for t in case.inputs]
-    made = function(*leaves, *case.rest)
-    results = [made] if isinstance(made, Tensor) else list(made)
+    outputs = function(*leaves, *case.rest)
+    results = [outputs] if isinstance(outputs, Tensor) else list(outputs)
     if not results[0].requires_grad:
         return results, True
     generator = torch.Generator().manual_seed(1)

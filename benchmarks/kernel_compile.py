@@ -68,8 +68,8 @@ def launches(shape: Shape) -> list[Launch]:
     """Of forward and backward at a shape."""
     with launch.recorded() as recorded:
         leaves, every = arguments(shape, torch.device("meta"))
-        made = shape.ours(*every)
-        results = [made] if isinstance(made, Tensor) else list(made)
+        outputs = shape.ours(*every)
+        results = [outputs] if isinstance(outputs, Tensor) else list(outputs)
         if shape.differentiable:
             torch.autograd.grad(results, leaves, [torch.empty_like(t) for t in results])
     return recorded

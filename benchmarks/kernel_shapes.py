@@ -101,8 +101,8 @@ def _gates() -> Iterator[Shape]:
             return [_randn(device, r, w), _randn(device, r, w)], [a]
 
         name = f"{rows} x {width} {activation}"
-        own, plain = gated_activation.gated_activation, gated_activation.reference
-        yield Shape("gated_activation", name, own, plain, gates, liger=_liger_gate)
+        kernel, plain = gated_activation.gated_activation, gated_activation.reference
+        yield Shape("gated_activation", name, kernel, plain, gates, liger=_liger_gate)
 
 
 def _rotations() -> Iterator[Shape]:

@@ -150,8 +150,8 @@ def _outcome(
     return [t.detach() for t in (*results, *first)], same
 
 
-def _results(made: Any) -> list[Tensor]:
-    return [made] if isinstance(made, Tensor) else list(made)
+def _results(outputs: Any) -> list[Tensor]:
+    return [outputs] if isinstance(outputs, Tensor) else list(outputs)
 
 
 def _is_float(value: Any) -> bool:
@@ -201,14 +201,14 @@ def means(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
 
 def targets(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """As of ``benchmarks/figures.py``, whose imports a device may lack."""
-    own = sum(way in row["failed"] for row in rows for way in ("ours", "compared"))
+    broken = sum(way in row["failed"] for row in rows for way in ("ours", "compared"))
     far = sum(
         row["error"] > 2 * max(row["eager_error"], ROUNDING if row["eager_error"] else 0.0)
         for row in rows
         if "error" in row and "eager_error" in row
     )
     values = {
-        "calls of ours that failed": own,
+        "calls of ours that failed": broken,
         "shapes not timed": sum("ours_forward_ms" not in row for row in rows),
         "shapes more than twice as far off as eager": far,
         "second backwards that differ": sum(not row.get("repeated", True) for row in rows),

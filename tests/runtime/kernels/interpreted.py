@@ -131,10 +131,10 @@ def lower_precision() -> None:
         case = cases(name, 2, seed=5)[1]
         low = [t.bfloat16() for t in case.inputs]
         rest = [t.bfloat16() if _is_float(t) else t for t in case.rest]
-        made = case.run(*low, *rest)
+        outputs = case.run(*low, *rest)
         wide = [t.float() if _is_float(t) else t for t in (*low, *rest)]
         wanted = case.reference(*wide)
-        results = [made] if isinstance(made, torch.Tensor) else made
+        results = [outputs] if isinstance(outputs, torch.Tensor) else outputs
         expected = [wanted] if isinstance(wanted, torch.Tensor) else wanted
         for one, other in zip(results, expected, strict=True):
             near(one.float(), other, 2**-7)

@@ -48,7 +48,7 @@ def backward(
     u = tl.load(up + row * up_stride + column, mask=inside, other=0.0).to(tl.float32)
     d = tl.load(grad + row * grad_stride + column, mask=inside, other=0.0).to(tl.float32)
     value, derivative = activation(g, GELU)
-    place = row * columns + column
+    offsets = row * columns + column
     kind = grad_gate.dtype.element_ty
-    tl.store(grad_gate + place, (d * u * derivative).to(kind), mask=inside)
-    tl.store(grad_up + place, (d * value).to(kind), mask=inside)
+    tl.store(grad_gate + offsets, (d * u * derivative).to(kind), mask=inside)
+    tl.store(grad_up + offsets, (d * value).to(kind), mask=inside)

@@ -16,8 +16,8 @@ def forward(
     inside = column < width
     h = tl.load(x + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
     if RESIDUAL:
-        place = residual + row * residual_stride + column
-        h += tl.load(place, mask=inside, other=0.0).to(tl.float32)
+        pointers = residual + row * residual_stride + column
+        h += tl.load(pointers, mask=inside, other=0.0).to(tl.float32)
         rounded = h.to(summed.dtype.element_ty)
         tl.store(summed + row * width + column, rounded, mask=inside)
         h = rounded.to(tl.float32)
@@ -63,10 +63,10 @@ def backward(
             back -= tl.sum(through, 0) / width
         back *= inverse
         if SUM:
-            place = grad_sum + row * grad_sum_stride + column
-            back += tl.load(place, mask=inside, other=0.0).to(tl.float32)
-        place = grad_x + row * width + column
-        tl.store(place, back.to(grad_x.dtype.element_ty), mask=inside)
+            pointers = grad_sum + row * grad_sum_stride + column
+            back += tl.load(pointers, mask=inside, other=0.0).to(tl.float32)
+        pointers = grad_x + row * width + column
+        tl.store(pointers, back.to(grad_x.dtype.element_ty), mask=inside)
         if WEIGHT:
             weight_part += d * unit
         if WEIGHT and BIAS:
@@ -92,10 +92,10 @@ def weight_gradient(
     for start in range(program * each, last, ROWS):
         row = start + tl.arange(0, ROWS)
         inside = (row[:, None] < last) & (column[None, :] < width)
-        place = grad + row[:, None] * grad_stride + column[None, :]
-        d = tl.load(place, mask=inside, other=0.0).to(tl.float32)
-        place = h + row[:, None] * h_stride + column[None, :]
-        unit = tl.load(place, mask=inside, other=0.0).to(tl.float32)
+        pointers = grad + row[:, None] * grad_stride + column[None, :]
+        d = tl.load(pointers, mask=inside, other=0.0).to(tl.float32)
+        pointers = h + row[:, None] * h_stride + column[None, :]
+        unit = tl.load(pointers, mask=inside, other=0.0).to(tl.float32)
         if CENTRED:
             unit -= tl.load(means + row, mask=row < last, other=0.0)[:, None]
         unit *= tl.load(inverses + row, mask=row < last, other=0.0)[:, None]

@@ -78,12 +78,12 @@ def statistics(
         shift = above(higher)
         total = total * tl.exp(top - shift) + tl.sum(tl.exp(z - shift[:, None]), 1)
         top = higher
-    place = piece * row_count + rows
-    tl.store(tops + place, top, mask=rows < row_count)
-    tl.store(totals + place, total, mask=rows < row_count)
-    tl.store(targets + place, target, mask=rows < row_count)
+    offsets = piece * row_count + rows
+    tl.store(tops + offsets, top, mask=rows < row_count)
+    tl.store(totals + offsets, total, mask=rows < row_count)
+    tl.store(targets + offsets, target, mask=rows < row_count)
     if SUMS:
-        tl.store(sums + place, summed, mask=rows < row_count)
+        tl.store(sums + offsets, summed, mask=rows < row_count)
 
 
 @triton.jit
@@ -110,8 +110,8 @@ def gradient_of_inputs(
             ignore_index, scale, softcap, smooth, share, SOFTCAP,
         ).to(weight.dtype.element_ty)  # fmt: skip
         read = tl.minimum(columns, column_count - 1).to(tl.int64)
-        for place in range(0, width, WIDTH):
-            k = place + tl.arange(0, WIDTH)
+        for low in range(0, width, WIDTH):
+            k = low + tl.arange(0, WIDTH)
             b = tl.load(
                 weight + read[:, None] * weight_stride + k[None, :],
                 mask=(k < width)[None, :],
@@ -148,8 +148,8 @@ def gradient_of_weight(
         ).to(x.dtype.element_ty)  # fmt: skip
         turned = tl.trans(gradient)
         read = tl.minimum(rows, row_count - 1).to(tl.int64)
-        for place in range(0, width, WIDTH):
-            k = place + tl.arange(0, WIDTH)
+        for low in range(0, width, WIDTH):
+            k = low + tl.arange(0, WIDTH)
             a = tl.load(
                 x + read[:, None] * x_stride + k[None, :], mask=(k < width)[None, :], other=0.0
             )
