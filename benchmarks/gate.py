@@ -128,6 +128,7 @@ def parts() -> list[Part]:
         "every schedule, verified": ("pipelines", "--models", "examples/02_gpt.py"),
         "train.py beside run": ("train_files", "--families", TRAINED),
         "rehearsal, planted mistakes": ("rehearsals", "--planted"),
+        "kernels": ("kernels", "--shapes", "6", "--targets", "90"),
         "planted errors": ("planted_errors", "--sample", str(PLANTED), "--seed", str(SEED)),
     }  # fmt: skip
     made = [
