@@ -1,0 +1,60 @@
+"""A matrix product alone on a device, in 16 bits or fewer.
+
+    time   = launch + max(flops / (e p), bytes / (e_m w))
+    e      = e_1 (p_16 / P)^-q
+
+with p the peak in the product's dtype, p_16 that in 16 bits in TFLOP/s and P the board's power in
+watts. Tensor cores at full rate draw more than the board may, so the clock falls, and the more the
+denser the peak is (NVIDIA's and others' measured rates: 0.80 of the peak on A100, 0.75 on H100,
+0.65 on B200). Not fitted with whole training runs, whose rate is less (`rates.product_share`).
+"""
+
+from __future__ import annotations
+
+from autopar.cost_models.kernels.streams import Constants, stream_bytes_per_s
+from autopar.nouns.cluster import Device
+
+WIDTH = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "fp8_block": 1.0, "mxfp8": 1.03,
+         "nvfp4": 0.5625}  # fmt: skip
+"""Bytes of an operand's element, with the scales of its blocks."""
+LARGEST_SHARE = 0.95
+
+
+def product_s(
+    device: Device,
+    m: int,
+    n: int,
+    k: int,
+    c: Constants,
+    dtype: str = "bf16",
+    batch: int = 1,
+    out_bytes: float = 2.0,
+    launch_s: float | None = None,
+) -> float:
+    """Seconds of `batch` products of [m, k] with [k, n]; `out_bytes` of an element of the result."""
+    flops = 2.0 * batch * m * n * k
+    width = WIDTH[dtype]
+    moved = batch * (width * (m * k + n * k) + out_bytes * m * n)
+    start_s = c["launch_s"] if launch_s is None else launch_s
+    compute_s = flops / product_flops_per_s(device, dtype, c)
+    return start_s + max(compute_s, moved / stream_bytes_per_s(device, c))
+
+
+def product_flops_per_s(device: Device, dtype: str, c: Constants) -> float:
+    """FLOP/s of large products in `dtype`."""
+    if dtype == "fp32":  # without tensor cores, as frameworks default to
+        return LARGEST_SHARE * device.peak("fp32")
+    share = product_share(device, c)
+    if dtype in ("bf16", "fp16"):
+        return share * device.peak(dtype)
+    peak = device.peak("fp4" if dtype == "nvfp4" else "fp8")
+    return share * c[f"narrow_{dtype}"] * peak
+
+
+def product_share(device: Device, c: Constants) -> float:
+    """The share of the peak that the board's power leaves to large products."""
+    if not device.power_w:
+        return c["product_share"]
+    dense = device.peak("fp16") / 1e12 / device.power_w
+    share: float = c["product_share"] * dense ** -c["power_loss"]
+    return min(LARGEST_SHARE, share)
