@@ -3,7 +3,7 @@
     time   = launch + max(flops / (e p), bytes / (e_m w))
     e      = e_1 (p_16 / P)^-q
 
-with p the peak in the product's dtype, p_16 that in 16 bits in TFLOP/s and P the board's power in
+with p the peak in the dtype of the product, p_16 that in 16 bits in TFLOP/s and P the board's power in
 watts. Tensor cores at full rate draw more than the board may, so the clock falls, and the more the
 denser the peak is (NVIDIA's and others' measured rates: 0.80 of the peak on A100, 0.75 on H100,
 0.65 on B200). Not fitted with whole training runs, whose rate is less (`rates.product_share`).
@@ -35,7 +35,7 @@ def product_s(
     flops = 2.0 * batch * m * n * k
     width = WIDTH[dtype]
     moved = batch * (width * (m * k + n * k) + out_bytes * m * n)
-    start_s = c["launch_s"] if launch_s is None else launch_s
+    start_s = device.launch_overhead_s if launch_s is None else launch_s
     compute_s = flops / product_flops_per_s(device, dtype, c)
     return start_s + max(compute_s, moved / stream_bytes_per_s(device, c))
 

@@ -1,9 +1,9 @@
 """Kernels that only move memory: bytes at a share of the bandwidth, and what launches cost.
 
-    time = max(host, launches * launch + bytes / (e * w))
+    time = max(host, start + (launches - 1) launch + bytes / (e w))
 
-with w the datasheet's bandwidth. A kernel that follows another in the stream starts `launch`
-later; a host that issues calls slower than the device runs them sets the pace instead, which is
+with w the datasheet's bandwidth. A kernel alone takes `start` to begin and end, one that follows
+another in the stream the device's `launch`; a host that issues calls slower than the device runs them sets the pace instead, which is
 what small tensors meet in eager training.
 """
 
@@ -36,7 +36,8 @@ class Traffic:
 def stream_s(device: Device, traffic: Traffic, c: Constants) -> float:
     """Seconds of a memory-bound kernel: monotone in bytes, never below its launches or the host."""
     moving_s = traffic.moved_bytes / stream_bytes_per_s(device, c)
-    return max(traffic.host_s, traffic.launches * c["launch_s"] + moving_s)
+    launches_s = c["start_s"] + (traffic.launches - 1) * device.launch_overhead_s
+    return max(traffic.host_s, launches_s + moving_s)
 
 
 def stream_bytes_per_s(device: Device, c: Constants) -> float:
