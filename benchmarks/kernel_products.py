@@ -14,6 +14,9 @@ CAST_PASSES = {"cast_hadamard_amax": (1, 0), "cast_hadamard_quantize_row_col": (
                "cast_weight_quantize_2d": (2, 2)}  # fmt: skip
 """Of casts alone: reads of the source, layouts written."""
 
+HAND_WRITTEN = ("triton_block", "cutlass_block")
+"""Providers of block-scaled products that are not the library's."""
+
 
 def dtype_of(row: KernelRow) -> str:
     """What a row computes in: of `bf16|fp8` the provider says which."""
@@ -33,9 +36,11 @@ def price_product(row: KernelRow, c: Constants) -> float:
         reads, layouts = CAST_PASSES[kernel]
         elements = row.size("M") * row.size("N")
         moved = elements * (2.0 * reads + 0.5625 * layouts)
-        stream_s = moved / (c["stream_share"] * device.memory_bandwidth_bytes_per_s)
+        share = c["stream_share"] * (c["cast_share"] if layouts else 1.0)
+        stream_s = moved / (share * device.memory_bandwidth_bytes_per_s)
         return c["start_s"] + stream_s
     m, n, k = row.size("M"), row.size("N"), row.size("K")
+    batch = row.size("b", default=1)
     dtype = dtype_of(row)
     replayed = c["replayed_s"] if row.source.startswith("ai-dynamo") else None
     casts = "cast" in row.notes and "no casts" not in row.notes
@@ -44,7 +49,8 @@ def price_product(row: KernelRow, c: Constants) -> float:
     if casts and dtype in CASTS:
         return narrow_linear_s(device, m, n, k, dtype, c, replayed)
     start_s = c["start_s"] if replayed is None else replayed
-    return product_s(device, m, n, k, c, dtype, launch_s=start_s)
+    apart = c["hand_written"] if row.provider.startswith(HAND_WRITTEN) else 1.0
+    return product_s(device, m, n, k, c, dtype, batch, launch_s=start_s) / apart
 
 
 def price_grouped(row: KernelRow, c: Constants) -> float:
@@ -84,7 +90,7 @@ def price_attention(row: KernelRow, c: Constants) -> float:
         heads,
         row.size("kv_heads", default=heads),
         width,
-        width,
+        row.size("value_dim", default=width),
         row.shape.get("causal", "").lower() in ("1", "true"),
     )
     if "unfused" in row.provider:

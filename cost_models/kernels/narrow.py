@@ -36,12 +36,14 @@ BOTH_LAYOUTS = 2
 
 
 def cast_s(device: Device, elements: float, dtype: str, c: Constants, layouts: int = 1) -> float:
-    """Seconds of casting `elements` of 16 bits to `dtype`, written in so many layouts."""
+    """Seconds of casting `elements` of 16 bits to `dtype`, written in so many layouts; the second
+    one transposes, which costs a share of the bandwidth."""
     cast = CASTS[dtype]
     read = 2.0 * (cast.scale_passes + cast.cast_passes)
     written = layouts * WIDTH[dtype]
-    moved = elements * (read + written)
-    return cast.launches * c["cast_launch_s"] + moved / stream_bytes_per_s(device, c)
+    share = c["cast_share"] if layouts > 1 else 1.0
+    moved_s = elements * (read + written) / (share * stream_bytes_per_s(device, c))
+    return cast.launches * c["cast_launch_s"] + moved_s
 
 
 def narrow_linear_s(
