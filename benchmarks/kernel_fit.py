@@ -29,7 +29,7 @@ GROUPS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
         STREAMS[1:],
     ),
     (
-        ("product_share", "power_loss", "replayed_s"),
+        ("product_share", "power_loss", "power_loss_locked", "replayed_s"),
         ("product", "fp8_linear", "gated_activation", "chunked_loss"),
     ),
     (

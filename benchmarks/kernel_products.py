@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from autopar.cost_models.kernels.attention import Attention, fused_attention_s, unfused_attention_s
 from autopar.cost_models.kernels.narrow import CASTS, cast_s, narrow_linear_s, trained_linear_s
-from autopar.cost_models.kernels.products import product_s
+from autopar.cost_models.kernels.products import at_locked_clocks, product_s
 from autopar.cost_models.kernels.routed_mlp import Routed, looped_mlp_s, routed_mlp_s
 from autopar.cost_models.kernels.streams import Constants
 from benchmarks.kernel_rows import KernelRow
@@ -14,6 +14,8 @@ CAST_PASSES = {"cast_hadamard_amax": (1, 0), "cast_hadamard_quantize_row_col": (
                "cast_weight_quantize_2d": (2, 2)}  # fmt: skip
 """Of casts alone: reads of the source, layouts written."""
 
+LOCKED = "ai-dynamo"
+"""Source whose collector locks clocks and replays recorded graphs."""
 HAND_WRITTEN = ("triton_block", "cutlass_block")
 """Providers of block-scaled products that are not the library's."""
 
@@ -42,7 +44,9 @@ def price_product(row: KernelRow, c: Constants) -> float:
     m, n, k = row.size("M"), row.size("N"), row.size("K")
     batch = row.size("b", default=1)
     dtype = dtype_of(row)
-    replayed = c["replayed_s"] if row.source.startswith("ai-dynamo") else None
+    replayed = None
+    if row.source.startswith(LOCKED):
+        replayed, c = c["replayed_s"], at_locked_clocks(c)
     casts = "cast" in row.notes and "no casts" not in row.notes
     if row.way == "full":
         return trained_linear_s(device, m, n, k, dtype, c)

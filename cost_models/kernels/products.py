@@ -5,12 +5,14 @@
 
 with p the peak in the dtype of the product, p_16 that in 16 bits in TFLOP/s and P the board's power in
 watts. Tensor cores at full rate draw more than the board may, so the clock falls, and the more the
-denser the peak is (NVIDIA's and others' measured rates: 0.80 of the peak on A100, 0.75 on H100,
-0.65 on B200). Not fitted with whole training runs, whose rate is less (`rates.product_share`).
+denser the peak is: measured rates are 0.80 of the peak on A100, 0.66 on H100, 0.50 on B200 where
+clocks are free, and fall less where they were locked below their highest (`at_locked_clocks`).
+Parts of other makers take the share that whole training runs have (`rates.product_share`).
 """
 
 from __future__ import annotations
 
+from autopar.cost_models import rates
 from autopar.cost_models.kernels.streams import Constants, stream_bytes_per_s
 from autopar.nouns.cluster import Device
 
@@ -18,6 +20,8 @@ WIDTH = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "fp8_block": 1.0, "m
          "nvfp4": 0.5625}  # fmt: skip
 """Bytes of an operand's element, with the scales of its blocks."""
 LARGEST_SHARE = 0.95
+POWERED = ("ampere", "hopper", "blackwell", "ada")
+"""Families whose rate follows the board's power by this law; the constants are of these."""
 
 
 def product_s(
@@ -51,8 +55,15 @@ def product_flops_per_s(device: Device, dtype: str, c: Constants) -> float:
     return share * c[f"narrow_{dtype}"] * peak
 
 
+def at_locked_clocks(c: Constants) -> Constants:
+    """The constants of measurements whose clocks were locked."""
+    return {**c, "power_loss": c["power_loss_locked"]}
+
+
 def product_share(device: Device, c: Constants) -> float:
     """The share of the peak that the board's power leaves to large products."""
+    if device.family not in POWERED:
+        return rates.product_share(device, rates.fitted())
     if not device.power_w:
         return c["product_share"]
     dense = device.peak("fp16") / 1e12 / device.power_w
