@@ -29,7 +29,8 @@ GROUPS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
         STREAMS[1:],
     ),
     (
-        ("product_share", "power_loss", "power_loss_locked", "replayed_s"),
+        ("product_share", "power_loss", "power_loss_sustained", "replayed_s",
+         "issued_s"),
         ("product", "fp8_linear", "gated_activation", "chunked_loss"),
     ),
     (
@@ -38,7 +39,7 @@ GROUPS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
         ("fp8_linear",),
     ),
     (("grouped", "expert_host_s", "narrow_mxfp8"), ("grouped_gemm",)),
-    (("attention_alone", "attention_narrow"), ("attention",)),
+    (("attention_alone", "attention_keys", "attention_narrow"), ("attention",)),
     (
         ("nccl_base_s", "nccl_base_hopper_s", "nccl_hop_s", "nccl_piece_s", "nccl_pieces_most_s",
          "nccl_wire", "switch_wire", "own_copy_bytes_per_s", "direct_s", "direct_wire",
@@ -52,7 +53,10 @@ GROUPS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     ),
 )  # fmt: skip
 """Constants that are fitted together, and the kinds of rows that they are fitted to."""
-PULL = 0.03
+WIDE = ("bf16", "fp16")
+"""Rows that the share of large products is fitted to; narrow ones have constants of their own."""
+PULL = 0.2
+"""A prior that is off by a half weighs as a sweep that is off by a tenth."""
 STEEP = 4.0
 
 
@@ -63,6 +67,8 @@ def fit(rows: Sequence[KernelRow], table: Mapping[str, Mapping[str, Any]]) -> di
     for names, kinds in GROUPS:
         names = tuple(name for name in names if name in values)
         chosen = [row for row in sure if row.kind in kinds]
+        if "product_share" in names:
+            chosen = [row for row in chosen if row.dtype in WIDE]
         chosen = [row for row in chosen if priced(row, values).time_s is not None]
         if names and chosen:
             _fit_group(names, chosen, values)

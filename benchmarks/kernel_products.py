@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from autopar.cost_models.kernels.attention import Attention, fused_attention_s, unfused_attention_s
 from autopar.cost_models.kernels.narrow import CASTS, cast_s, narrow_linear_s, trained_linear_s
-from autopar.cost_models.kernels.products import at_locked_clocks, product_s
+from autopar.cost_models.kernels.products import product_s, sustained
 from autopar.cost_models.kernels.routed_mlp import Routed, looped_mlp_s, routed_mlp_s
 from autopar.cost_models.kernels.streams import Constants
 from benchmarks.kernel_rows import KernelRow
@@ -14,8 +14,10 @@ CAST_PASSES = {"cast_hadamard_amax": (1, 0), "cast_hadamard_quantize_row_col": (
                "cast_weight_quantize_2d": (2, 2)}  # fmt: skip
 """Of casts alone: reads of the source, layouts written."""
 
-LOCKED = "ai-dynamo"
-"""Source whose collector locks clocks and replays recorded graphs."""
+REPLAYED = "ai-dynamo"
+"""Source whose collector replays recorded graphs."""
+SUSTAINED = "SimuMax"
+"""Source that repeats a product until its rate is that of a training step."""
 HAND_WRITTEN = ("triton_block", "cutlass_block")
 """Providers of block-scaled products that are not the library's."""
 
@@ -44,15 +46,14 @@ def price_product(row: KernelRow, c: Constants) -> float:
     m, n, k = row.size("M"), row.size("N"), row.size("K")
     batch = row.size("b", default=1)
     dtype = dtype_of(row)
-    replayed = None
-    if row.source.startswith(LOCKED):
-        replayed, c = c["replayed_s"], at_locked_clocks(c)
+    replayed = c["replayed_s"] if row.source.startswith(REPLAYED) else None
+    c = sustained(c) if SUSTAINED in row.source else c
     casts = "cast" in row.notes and "no casts" not in row.notes
     if row.way == "full":
         return trained_linear_s(device, m, n, k, dtype, c)
     if casts and dtype in CASTS:
         return narrow_linear_s(device, m, n, k, dtype, c, replayed)
-    start_s = c["start_s"] if replayed is None else replayed
+    start_s = c["issued_s"] if replayed is None else replayed
     apart = c["hand_written"] if row.provider.startswith(HAND_WRITTEN) else 1.0
     return product_s(device, m, n, k, c, dtype, batch, launch_s=start_s) / apart
 
@@ -68,6 +69,7 @@ def price_grouped(row: KernelRow, c: Constants) -> float:
         )
         price = routed_mlp_s if row.provider.startswith("liger") else looped_mlp_s
         return price(device, mlp, c, row.way)
+    c = sustained(c) if SUSTAINED in row.source else c
     m, n, k, groups = (row.size(name) for name in ("M", "N", "K", "groups"))
     dtype = dtype_of(row)
     if kernel == "moe_layer":  # three products, and tokens sorted before and behind

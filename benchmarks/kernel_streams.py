@@ -39,7 +39,9 @@ def price_stream(row: KernelRow, c: Constants) -> float:
     if kernel == "megatron_cross_entropy" and direction == "bwd":
         direction = "full"  # its backward times hold the forward
     counted = KERNELS[NAMES.get(kernel, kernel), way]
-    return memory_bound_s(row.device, counted, _elements(row), WIDTH[row.dtype], c, direction)
+    longest = row.size("H", "N", "hidden_size", "V", "vocab_size", default=0)
+    elements, width = _elements(row), WIDTH[row.dtype]
+    return memory_bound_s(row.device, counted, elements, width, c, direction, longest)
 
 
 def _elements(row: KernelRow) -> float:

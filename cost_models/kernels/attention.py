@@ -3,7 +3,7 @@
     fused    time = start + flops (1 + s/t + r/R) / (a e p) + bytes beside
     unfused  time = products + passes over the scores
 
-with t keys, R rows of all heads, and e, s, r those of whole training runs (`rates`); `a` is what
+with t keys, R rows of all heads, and e and r those of whole training runs (`rates`); `a` is what
 the same kernel reaches alone, at higher clocks. A causal mask halves the FLOPs; without one blocks
 are equal, and a quarter of `s` is left. Where a kernel is older than the device it issues the
 tensor-core instructions of Ampere, at Ampere's rate per processor and clock.
@@ -63,7 +63,7 @@ def fused_attention_s(
         peak = OLD_INSTRUCTIONS[device.family]
         share = constants["attention_flash_ampere"]
     rate = c["attention_alone"] * share * peak * (c["attention_narrow"] if narrow else 1.0)
-    keys = constants[family_constant("attention_seq", device, constants)]
+    keys = c["attention_keys"]
     rows = constants[family_constant("attention_rows", device, constants)]
     masked = 1.0 if shape.causal else UNMASKED_KEYS
     idle = masked * keys / shape.seq + rows / (shape.batch * shape.seq * shape.heads)

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from autopar.cost_models.kernels.streams import Constants, Traffic, stream_s
 from autopar.nouns.cluster import Device
 
+HELD = 4096
+"""Elements of a row that a block of threads keeps in registers between two readings."""
 ACCUMULATED = 3.0
 """Passes of a gradient that is added to the leaf's: two reads and a write."""
 
@@ -26,10 +28,15 @@ class Passes:
     narrow: float
     wide: float = 0.0
     launches: int = 1
+    again: float = 0.0
+    """Narrow passes that only rows longer than a block holds (`HELD`) need."""
 
     def __add__(self, other: Passes) -> Passes:
         return Passes(
-            self.narrow + other.narrow, self.wide + other.wide, self.launches + other.launches
+            self.narrow + other.narrow,
+            self.wide + other.wide,
+            self.launches + other.launches,
+            self.again + other.again,
         )
 
 
@@ -51,12 +58,14 @@ def memory_bound_s(
     element_bytes: float,
     c: Constants,
     direction: str = "full",
+    row: int = 0,
 ) -> float:
-    """Seconds of `fwd`, `bwd` or `full`, both. Autograd starts a backward on a thread of its own,
+    """Seconds of `fwd`, `bwd` or `full`, both; of rows of `row` elements. Autograd starts a backward on a thread of its own,
     which small tensors wait for; a forward alone is issued while the device still works."""
     ways = {"fwd": kernel.forward, "bwd": kernel.backward}
     passes = ways.get(direction) or kernel.forward + kernel.backward
-    moved = elements * (passes.narrow * element_bytes + passes.wide * 4.0)
+    narrow = passes.narrow + (passes.again if row > HELD else 0.0)
+    moved = elements * (narrow * element_bytes + passes.wide * 4.0)
     host_s = 0.0
     if direction != "fwd":
         host_s = c["host_backward_s"] + (c["host_forward_s"] if direction == "full" else 0.0)
@@ -69,9 +78,9 @@ _EAGER_NORM = MemoryBound(Passes(5, 8, 7), Passes(8, 22, 14))
 KERNELS: dict[tuple[str, str], MemoryBound] = {
     ("rms_norm", "fused"): MemoryBound(Passes(2), Passes(3 + ACCUMULATED, 0, 3), python=True),
     ("rms_norm", "eager"): _EAGER_NORM,
-    ("rms_norm", "library"): MemoryBound(Passes(3), Passes(10 + ACCUMULATED, 0, 3)),
+    ("rms_norm", "library"): MemoryBound(Passes(2, again=1), Passes(10 + ACCUMULATED, 0, 3)),
     ("layer_norm", "fused"): MemoryBound(Passes(2), Passes(3 + ACCUMULATED, 0, 3), python=True),
-    ("layer_norm", "library"): MemoryBound(Passes(3), Passes(4 + ACCUMULATED, 0, 3)),
+    ("layer_norm", "library"): MemoryBound(Passes(2, again=1), Passes(4 + ACCUMULATED, 0, 3)),
     ("fused_add_rms_norm", "fused"): MemoryBound(Passes(4), Passes(5 + 2 * ACCUMULATED, 0, 4), True),
     ("fused_add_rms_norm", "unfused"): MemoryBound(Passes(5, 0, 2), Passes(13, 0, 5), True),
     ("fused_add_rms_norm", "eager"): MemoryBound(Passes(8, 8, 8), Passes(14, 22, 15)),

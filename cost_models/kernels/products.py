@@ -5,8 +5,8 @@
 
 with p the peak in the dtype of the product, p_16 that in 16 bits in TFLOP/s and P the board's power in
 watts. Tensor cores at full rate draw more than the board may, so the clock falls, and the more the
-denser the peak is: measured rates are 0.80 of the peak on A100, 0.66 on H100, 0.50 on B200 where
-clocks are free, and fall less where they were locked below their highest (`at_locked_clocks`).
+denser the peak is: short measurements reach 0.80 of the peak on A100 and 0.65 to 0.71 on B200,
+long ones 0.75 and 0.49 (`sustained`).
 Parts of other makers take the share that whole training runs have (`rates.product_share`).
 """
 
@@ -55,9 +55,9 @@ def product_flops_per_s(device: Device, dtype: str, c: Constants) -> float:
     return share * c[f"narrow_{dtype}"] * peak
 
 
-def at_locked_clocks(c: Constants) -> Constants:
-    """The constants of measurements whose clocks were locked."""
-    return {**c, "power_loss": c["power_loss_locked"]}
+def sustained(c: Constants) -> Constants:
+    """The constants of products that run on and on, as in a training step: the board is hot."""
+    return {**c, "power_loss": c["power_loss_sustained"]}
 
 
 def product_share(device: Device, c: Constants) -> float:
