@@ -75,9 +75,7 @@ def fit(rows: Sequence[KernelRow], table: Mapping[str, Mapping[str, Any]]) -> di
     return values
 
 
-def _fit_group(
-    names: Sequence[str], rows: Sequence[KernelRow], values: dict[str, float]
-) -> None:
+def _fit_group(names: Sequence[str], rows: Sequence[KernelRow], values: dict[str, float]) -> None:
     start = np.log([values[name] for name in names])
     measured = np.log([measured_s(row) or 1.0 for row in rows])
     sweep = [(row.family, row.kind, row.provider, row.way, row.dtype) for row in rows]
@@ -104,7 +102,9 @@ def write(rows: Sequence[KernelRow]) -> None:
     for name, row in table.items():
         prior = float(row.get("prior", row["value"]))
         if row["how"] == "assumed":
-            lines.append(f"{name}:\n  {{value: {_text(prior)}, how: assumed,\n   basis: {_quoted(row)}}}")
+            lines.append(
+                f"{name}:\n  {{value: {_text(prior)}, how: assumed,\n   basis: {_quoted(row)}}}"
+            )
             continue
         without = ", ".join(f"{d}: {_text(left_out[d][name])}" for d in families if
                             not math.isclose(left_out[d][name], whole[name], rel_tol=1e-3))  # fmt: skip

@@ -62,4 +62,5 @@ def price_step(row: KernelRow, c: Constants) -> float:
     model = model_of(row.shape["model"])
     batch, seq = row.size("local_batch", default=1), row.size("seq", default=USUAL_SEQ)
     ranks = row.size("tp", default=1)
-    return decoder_step_s(row.device, model, batch, seq, narrowed_of(row.provider), c, ranks)
+    narrowed = narrowed_of(row.provider)
+    return decoder_step_s(row.device, model, batch, seq, narrowed, c, ranks)

@@ -132,9 +132,7 @@ def unpriced(said: Mapping[str, Priced]) -> Counter[str]:
     return Counter(p.reason for p in said.values() if p.time_s is None)
 
 
-def _pairs(
-    rows: Sequence[KernelRow], kinds: tuple[str, ...]
-) -> list[tuple[KernelRow, KernelRow]]:
+def _pairs(rows: Sequence[KernelRow], kinds: tuple[str, ...]) -> list[tuple[KernelRow, KernelRow]]:
     by_id = {row.id: row for row in rows}
     chosen = [row for row in rows if row.kind in kinds and row.baseline_id in by_id]
     return [(row, by_id[row.baseline_id]) for row in chosen]
@@ -152,7 +150,5 @@ def _memory(rows: Sequence[KernelRow], said: Mapping[str, Priced]) -> tuple[floa
     return tuple(abs(p / m - 1) for m, p in pairs if m and p)
 
 
-def _known(
-    errors: Mapping[str, float | None], rows: Sequence[KernelRow]
-) -> tuple[float, ...]:
+def _known(errors: Mapping[str, float | None], rows: Sequence[KernelRow]) -> tuple[float, ...]:
     return tuple(e for row in rows if (e := errors[row.id]) is not None)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from autopar.cost_models.kernels.attention import Attention, fused_attention_s
 from autopar.cost_models.kernels.chunked_loss import WAYS, Head, loss_s
 from autopar.cost_models.kernels.narrow import trained_linear_s
+from autopar.cost_models.kernels.products import sustained
 from autopar.cost_models.kernels.streams import Constants, stream_bytes_per_s
 from autopar.nouns.cluster import Device
 
@@ -59,6 +60,7 @@ def decoder_step_s(
 ) -> float:
     """Seconds of forward and backward on one device for `batch` sequences, and what a step has
     beside them."""
+    c = sustained(c)
     plain = Narrowed()
     many = min(model.layers, narrowed.layers or model.layers)
     layer_s = [
@@ -66,7 +68,7 @@ def decoder_step_s(
     ]
     rest = model.layers - many
     head = Head(batch * seq, model.width, model.vocab // tensor_ranks)
-    head_s = loss_s(device, head, WAYS["cross_entropy", "eager_float32"], c)
+    head_s = loss_s(device, head, WAYS["cross_entropy", "compiled"], c)
     beside_s = c["step_beside"] * (model.layers * layer_s[1] + head_s)
     return many * layer_s[0] + rest * layer_s[1] + head_s + beside_s
 

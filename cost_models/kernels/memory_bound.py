@@ -81,7 +81,9 @@ KERNELS: dict[tuple[str, str], MemoryBound] = {
     ("rms_norm", "library"): MemoryBound(Passes(2, again=1), Passes(10 + ACCUMULATED, 0, 3)),
     ("layer_norm", "fused"): MemoryBound(Passes(2), Passes(3 + ACCUMULATED, 0, 3), python=True),
     ("layer_norm", "library"): MemoryBound(Passes(2, again=1), Passes(4 + ACCUMULATED, 0, 3)),
-    ("fused_add_rms_norm", "fused"): MemoryBound(Passes(4), Passes(5 + 2 * ACCUMULATED, 0, 4), True),
+    ("fused_add_rms_norm", "fused"): MemoryBound(
+        Passes(4), Passes(5 + 2 * ACCUMULATED, 0, 4), True
+    ),
     ("fused_add_rms_norm", "unfused"): MemoryBound(Passes(5, 0, 2), Passes(13, 0, 5), True),
     ("fused_add_rms_norm", "eager"): MemoryBound(Passes(8, 8, 8), Passes(14, 22, 15)),
     ("rope", "fused"): MemoryBound(Passes(2), Passes(2, 0, 2), python=True),

@@ -33,16 +33,27 @@ CASTS = {
 }
 BOTH_LAYOUTS = 2
 """A cast for training writes rows and columns, each with scales of its own."""
+TRAINING_SCALE_PASSES = {"nvfp4": 1}
+"""Besides, in training: 4-bit blocks have a scale of the whole tensor too, after a Hadamard turn,
+in kernels that are written by hand (pytorch/ao, prototype/nvfp4_training)."""
 
 
-def cast_s(device: Device, elements: float, dtype: str, c: Constants, layouts: int = 1) -> float:
+def cast_s(
+    device: Device,
+    elements: float,
+    dtype: str,
+    c: Constants,
+    layouts: int = 1,
+) -> float:
     """Seconds of casting `elements` of 16 bits to `dtype`, written in so many layouts; the second
     one transposes, which costs a share of the bandwidth."""
     cast = CASTS[dtype]
-    read = 2.0 * (cast.scale_passes + cast.cast_passes)
-    written = layouts * WIDTH[dtype]
+    again = TRAINING_SCALE_PASSES.get(dtype, 0) if layouts > 1 else 0
+    read = 2.0 * (cast.scale_passes + cast.cast_passes + again)
     share = c["cast_share"] if layouts > 1 else 1.0
-    moved_s = elements * (read + written) / (share * stream_bytes_per_s(device, c))
+    if again:
+        share *= c["hand_written"]
+    moved_s = elements * (read + layouts * WIDTH[dtype]) / (share * stream_bytes_per_s(device, c))
     return cast.launches * c["cast_launch_s"] + moved_s
 
 
@@ -52,22 +63,24 @@ def narrow_linear_s(
     """Forward of a linear whose weight is narrow already, its input cast."""
     if dtype not in CASTS:
         return product_s(device, m, n, k, c, dtype, launch_s=launch_s)
-    return cast_s(device, m * k, dtype, c) + product_s(
-        device, m, n, k, c, dtype, launch_s=launch_s
-    )
+    return cast_s(device, m * k, dtype, c) + product_s(device, m, n, k, c, dtype, launch_s=launch_s)
 
 
 def trained_linear_s(
-    device: Device, m: int, n: int, k: int, dtype: str, c: Constants, groups: int = 1
+    device: Device,
+    m: int,
+    n: int,
+    k: int,
+    dtype: str,
+    c: Constants,
+    groups: int = 1,
 ) -> float:
     """Forward and backward of a linear of [m, k] by [k, n], casts inside; `groups` of a routed one,
     whose rows share out `m`."""
     rows = max(1, m // groups)
     shapes = ((rows, n, k), (rows, k, n), (k, n, rows))
     slower = c["grouped"] if groups > 1 else 1.0
-    products_s = sum(
-        slower * product_s(device, *shape, c, dtype, batch=groups) for shape in shapes
-    )
+    products_s = sum(slower * product_s(device, *shape, c, dtype, batch=groups) for shape in shapes)
     if dtype not in CASTS:
         return products_s
     elements = (m * k, groups * k * n, m * n)
