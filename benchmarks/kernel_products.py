@@ -52,10 +52,10 @@ def price_product(row: KernelRow, c: Constants) -> float:
     casts = "cast" in row.notes and "no casts" not in row.notes
     if row.way == "full":
         return trained_linear_s(device, m, n, k, dtype, c)
-    if casts and dtype in CASTS:
-        return narrow_linear_s(device, m, n, k, dtype, c, replayed)
     start_s = c["issued_s"] if replayed is None else replayed
     apart = c["hand_written"] if row.provider.startswith(HAND_WRITTEN) else 1.0
+    if casts and dtype in CASTS:
+        return narrow_linear_s(device, m, n, k, dtype, c, start_s) / apart
     return product_s(device, m, n, k, c, dtype, batch, launch_s=start_s) / apart
 
 
