@@ -30,7 +30,7 @@ GROUPS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     ),
     (
         ("product_share", "power_loss", "power_loss_sustained", "replayed_s",
-         "issued_s"),
+         "issued_s", "depth_s"),
         ("product", "fp8_linear", "gated_activation", "chunked_loss"),
     ),
     (

@@ -78,8 +78,7 @@ def price_grouped(row: KernelRow, c: Constants) -> float:
     if row.way == "full":
         return trained_linear_s(device, m, n, k, dtype, c, groups)
     rows = max(1, m // groups)
-    slower = c["grouped"] if groups > 1 else 1.0
-    time_s = slower * product_s(device, rows, n, k, c, dtype, batch=groups)
+    time_s = c["grouped"] * product_s(device, rows, n, k, c, dtype, batch=groups)
     if dtype in CASTS:
         time_s += cast_s(device, m * k, dtype, c) + cast_s(device, groups * k * n, dtype, c)
     return time_s

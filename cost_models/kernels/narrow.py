@@ -73,15 +73,16 @@ def trained_linear_s(
     k: int,
     dtype: str,
     c: Constants,
-    groups: int = 1,
+    groups: int = 0,
 ) -> float:
-    """Forward and backward of a linear of [m, k] by [k, n], casts inside; `groups` of a routed one,
-    whose rows share out `m`."""
-    rows = max(1, m // groups)
+    """Forward and backward of a linear of [m, k] by [k, n], casts inside; `groups` of a grouped
+    one, whose rows share out `m`."""
+    many = max(1, groups)
+    rows = max(1, m // many)
     shapes = ((rows, n, k), (rows, k, n), (k, n, rows))
-    slower = c["grouped"] if groups > 1 else 1.0
-    products_s = sum(slower * product_s(device, *shape, c, dtype, batch=groups) for shape in shapes)
+    slower = c["grouped"] if groups else 1.0
+    products_s = sum(slower * product_s(device, *shape, c, dtype, batch=many) for shape in shapes)
     if dtype not in CASTS:
         return products_s
-    elements = (m * k, groups * k * n, m * n)
+    elements = (m * k, many * k * n, m * n)
     return products_s + sum(cast_s(device, e, dtype, c, BOTH_LAYOUTS) for e in elements)

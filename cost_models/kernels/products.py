@@ -1,10 +1,11 @@
 """A matrix product alone on a device, in 16 bits or fewer.
 
-    time   = launch + max(flops / (e p), bytes / (e_m w))
+    time   = launch + k d + max(flops / (e p), bytes / (e_m w))
     e      = e_1 (p_16 / P)^-q
 
 with p the peak in the dtype of the product, p_16 that in 16 bits in TFLOP/s and P the board's power in
-watts. Tensor cores at full rate draw more than the board may, so the clock falls, and the more the
+watts, and d the way of one operand's element through a tile's loop over k, before and behind which
+the loop cannot be hidden. Tensor cores at full rate draw more than the board may, so the clock falls, and the more the
 denser the peak is: short measurements reach 0.80 of the peak on A100 and 0.65 to 0.71 on B200,
 long ones 0.75 and 0.49 (`sustained`).
 Parts of other makers take the share that whole training runs have (`rates.product_share`).
@@ -41,7 +42,7 @@ def product_s(
     moved = batch * (width * (m * k + n * k) + out_bytes * m * n)
     start_s = device.launch_overhead_s if launch_s is None else launch_s
     compute_s = flops / product_flops_per_s(device, dtype, c)
-    return start_s + max(compute_s, moved / stream_bytes_per_s(device, c))
+    return start_s + k * c["depth_s"] + max(compute_s, moved / stream_bytes_per_s(device, c))
 
 
 def product_flops_per_s(device: Device, dtype: str, c: Constants) -> float:
