@@ -24,7 +24,7 @@ from benchmarks.kernel_rows import KernelRow
 
 GROUPS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (
-        ("stream_share", "start_s", "host_forward_s", "host_backward_s", "host_python",
+        ("stream_share", "start_s", "host_forward_s", "host_backward_s", "host_launch_s",
          "read_back_s"),
         STREAMS[1:],
     ),

@@ -67,9 +67,10 @@ def memory_bound_s(
     narrow = passes.narrow + (passes.again if row > HELD else 0.0)
     moved = elements * (narrow * element_bytes + passes.wide * 4.0)
     host_s = 0.0
-    if direction != "fwd":
+    if direction != "fwd" and kernel.python:
         host_s = c["host_backward_s"] + (c["host_forward_s"] if direction == "full" else 0.0)
-        host_s *= c["host_python"] if kernel.python else 1.0
+    elif direction != "fwd":
+        host_s = c["host_launch_s"] * passes.launches
     waiting_s = c["read_back_s"] if kernel.reads_back and direction != "bwd" else 0.0
     return waiting_s + stream_s(device, Traffic(moved, passes.launches, host_s), c)
 
