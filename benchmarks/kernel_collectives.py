@@ -16,7 +16,7 @@ from autopar.cost_models.kernels.node_collectives import (
     node_collective_s,
 )
 from autopar.cost_models.kernels.streams import Constants
-from benchmarks.kernel_rows import KernelRow
+from benchmarks.kernel_rows import KernelRow, Unpriceable
 
 NETWORK = 50e9
 """Bytes a second of one 400 Gbit/s port a device, as the rows state."""
@@ -48,7 +48,7 @@ def price_all_to_all(row: KernelRow, c: Constants) -> float:
     """Seconds of an all-to-all, or of a dispatch or combine of routed tokens.
 
     Raises:
-        KeyError: sizes that the formulas need are not in the row.
+        Unpriceable: sizes that the formulas need are not in the row.
     """
     node = node_of(row, row.size("ranks"))
     op = row.shape["op"]
@@ -64,7 +64,7 @@ def price_all_to_all(row: KernelRow, c: Constants) -> float:
     if op.endswith("low_latency"):
         return low_latency_dispatch_s(d, node.links_bytes_per_s, NETWORK, c)
     if node.ranks > 8:
-        raise KeyError("time_ms")
+        raise Unpriceable("normal kernels over nodes are published by their rate alone")
     if "bytes" in row.sizes:  # splits are exchanged before, and rows are permuted
         size_bytes = float(row.size("bytes"))
         return c["read_back_s"] + node_collective_s(node, "all_to_all", size_bytes, c)

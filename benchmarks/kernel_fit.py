@@ -84,11 +84,11 @@ def _fit_group(names: Sequence[str], rows: Sequence[KernelRow], values: dict[str
 
     def residuals(logs: NDArray[np.float64]) -> NDArray[np.float64]:
         trial = {**values, **dict(zip(names, np.exp(logs).tolist(), strict=True))}
-        said = np.log([priced(row, trial).time_s or 1.0 for row in rows])
-        errors = np.arctan(STEEP * (said - measured)) / STEEP * weight
+        predicted = np.log([priced(row, trial).time_s or 1.0 for row in rows])
+        errors = np.arctan(STEEP * (predicted - measured)) / STEEP * weight
         return np.concatenate([errors, PULL * (logs - start)])
 
-    best = least_squares(residuals, start, diff_step=1e-3, max_nfev=25)
+    best = least_squares(residuals, start, diff_step=[1e-3] * len(start), max_nfev=25)
     values.update(dict(zip(names, np.exp(best.x).tolist(), strict=True)))
 
 
@@ -106,8 +106,9 @@ def write(rows: Sequence[KernelRow]) -> None:
                 f"{name}:\n  {{value: {_text(prior)}, how: assumed,\n   basis: {_quoted(row)}}}"
             )
             continue
-        without = ", ".join(f"{d}: {_text(left_out[d][name])}" for d in families if
-                            not math.isclose(left_out[d][name], whole[name], rel_tol=1e-3))  # fmt: skip
+        others = {d: left_out[d][name] for d in families}
+        apart = {d: v for d, v in others.items() if not math.isclose(v, whole[name], rel_tol=1e-3)}
+        without = ", ".join(f"{d}: {_text(v)}" for d, v in apart.items())
         lines.append(
             f"{name}:\n  {{value: {_text(whole[name])}, how: fitted, prior: {_text(prior)},\n"
             f"   without: {{{without}}},\n   basis: {_quoted(row)}}}"
@@ -125,8 +126,8 @@ def _text(value: float) -> str:
 
 
 HEAD = """\
-# Constants of single kernels, from `python -m benchmarks.published_kernels CSV --fit`: the value that rests on all
-# rows whose device is stated, the prior that it was pulled to, and the values without each device's rows, which
-# judge that device. Names say the unit; without one it is a ratio. What the kernels do (products, passes, launches,
-# copies) is counted in their files, not fitted.\
+# Constants of single kernels, from `python -m benchmarks.published_kernels CSV... --fit`: the value
+# that rests on all rows whose device is stated, the prior that it was pulled to, and the values
+# without each device's rows, which judge that device. Names say the unit; without one it is a
+# ratio. What kernels do (products, passes, launches, copies) is counted in their files instead.\
 """

@@ -6,7 +6,7 @@ import re
 
 from autopar.cost_models.kernels.decoder_step import Decoder, Narrowed, decoder_step_s
 from autopar.cost_models.kernels.streams import Constants
-from benchmarks.kernel_rows import KernelRow
+from benchmarks.kernel_rows import KernelRow, Unpriceable
 
 MODELS = {
     "llama3_8b": Decoder(32, 4096, 14336, 32, 8, 128, 128256),
@@ -40,13 +40,13 @@ def narrowed_of(provider: str) -> Narrowed:
     """What a trainer's recipe makes narrow.
 
     Raises:
-        KeyError: a recipe that changes something else.
+        Unpriceable: a recipe that changes something else.
     """
     recipe = provider.split(";")[-1]
     kind = next((k for k in ("nvfp4", "mxfp8", "float8", "fp8", "bf16") if k in recipe), "")
     dtype = {"float8": "fp8_block" if "rowwise" in recipe else "fp8"}.get(kind, kind)
     if not dtype:
-        raise KeyError("provider")
+        raise Unpriceable(f"recipe {recipe} narrows nothing")
     layers = re.search(r"layers0-(\d+)", recipe)
     many = int(layers.group(1)) + 1 if layers else 0
     if recipe.endswith("_linears"):

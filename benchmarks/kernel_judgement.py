@@ -67,38 +67,38 @@ class Class:
 
     def limits(self) -> list[tuple[str, float, float]]:
         """Name, value and limit of what is judged of this class."""
-        judged = (
+        limits = (
             ("median", self.median, self.median_target),
             ("p90", self.p90, self.p90_target),
         )
         return [
             (f"{self.name}, {name}", value, limit)
-            for name, value, limit in judged
+            for name, value, limit in limits
             if limit is not None and self.errors
         ]
 
 
 def prices(rows: Sequence[KernelRow]) -> dict[str, Priced]:
-    """What is said of each row by the constants that saw no row of its device."""
+    """The prediction for each row by the constants that saw no row of its device."""
     return {row.id: priced(row, kernel_constants(row.family)) for row in rows}
 
 
-def classes(rows: Sequence[KernelRow], said: Mapping[str, Priced]) -> list[Class]:
+def classes(rows: Sequence[KernelRow], predicted: Mapping[str, Priced]) -> list[Class]:
     """Errors by class, those with targets first in their part."""
-    timed = {row.id: _error(row, said[row.id]) for row in rows}
+    timed = {row.id: _error(row, predicted[row.id]) for row in rows}
     losses = [row for row in rows if row.kind == "chunked_loss" and row.way == "full"]
-    found = [
+    judged = [
         Class("chunked loss", _known(timed, losses), MEDIANS["chunked loss"]),
-        Class("chunked loss, memory", _memory(losses, said), MEDIANS["chunked loss, memory"]),
+        Class("chunked loss, memory", _memory(losses, predicted), MEDIANS["chunked loss, memory"]),
     ]
     for name, kinds in CLASSES.items():
         errors = _known(timed, [row for row in rows if row.kind in kinds])
-        found.append(Class(name, errors, MEDIANS.get(name), P90S.get(name)))
-    return [*found, *_compared(rows, said)]
+        judged.append(Class(name, errors, MEDIANS.get(name), P90S.get(name)))
+    return [*judged, *_compared(rows, predicted)]
 
 
-def _compared(rows: Sequence[KernelRow], said: Mapping[str, Priced]) -> list[Class]:
-    wrong, points = overlaps(rows, said), gains(rows, said)
+def _compared(rows: Sequence[KernelRow], predicted: Mapping[str, Priced]) -> list[Class]:
+    wrong, points = overlaps(rows, predicted), gains(rows, predicted)
     signs = tuple(float(w) for w in wrong)
     # of so many wrong ones the median is none; their share is what is judged
     share = float(np.mean(signs)) if signs else 0.0
@@ -106,30 +106,35 @@ def _compared(rows: Sequence[KernelRow], said: Mapping[str, Priced]) -> list[Cla
     return [right, Class("gain end to end, points", points, MOST_POINTS)]
 
 
-def overlaps(rows: Sequence[KernelRow], said: Mapping[str, Priced]) -> list[bool]:
-    """For each overlapped product whether a gain was predicted that was none, or not one that was."""
+def overlaps(rows: Sequence[KernelRow], predicted: Mapping[str, Priced]) -> list[bool]:
+    """For each overlapped product whether its gain was predicted wrong: none for some, or some."""
     wrong = []
     for row, base in _pairs(rows, ("tp_overlap",)):
-        times = (measured_s(row), measured_s(base), said[row.id].time_s, said[base.id].time_s)
+        times = (
+            measured_s(row),
+            measured_s(base),
+            predicted[row.id].time_s,
+            predicted[base.id].time_s,
+        )
         if None not in times:
-            one, other, predicted, beside = (float(t or 0.0) for t in times)
-            wrong.append((one < other) != (predicted < beside))
+            one, other, predicted_one, predicted_other = (float(t or 0.0) for t in times)
+            wrong.append((one < other) != (predicted_one < predicted_other))
     return wrong
 
 
-def gains(rows: Sequence[KernelRow], said: Mapping[str, Priced]) -> tuple[float, ...]:
+def gains(rows: Sequence[KernelRow], predicted: Mapping[str, Priced]) -> tuple[float, ...]:
     """Errors of the gains of whole steps, as shares of the baseline."""
     errors = []
     for row, base in _pairs(rows, ("end_to_end",)):
-        one, other = said[row.id].time_s, said[base.id].time_s
+        one, other = predicted[row.id].time_s, predicted[base.id].time_s
         if row.rate and base.rate and one and other:
             errors.append(abs(other / one - row.rate / base.rate))
     return tuple(errors)
 
 
-def unpriced(said: Mapping[str, Priced]) -> Counter[str]:
+def unpriced(predicted: Mapping[str, Priced]) -> Counter[str]:
     """How many rows are not priced, by reason."""
-    return Counter(p.reason for p in said.values() if p.time_s is None)
+    return Counter(p.reason for p in predicted.values() if p.time_s is None)
 
 
 def _pairs(rows: Sequence[KernelRow], kinds: tuple[str, ...]) -> list[tuple[KernelRow, KernelRow]]:
@@ -138,15 +143,15 @@ def _pairs(rows: Sequence[KernelRow], kinds: tuple[str, ...]) -> list[tuple[Kern
     return [(row, by_id[row.baseline_id]) for row in chosen]
 
 
-def _error(row: KernelRow, said: Priced) -> float | None:
+def _error(row: KernelRow, predicted: Priced) -> float | None:
     measured = measured_s(row)
-    if not measured or said.time_s is None:
+    if not measured or predicted.time_s is None:
         return None
-    return abs(said.time_s / measured - 1)
+    return abs(predicted.time_s / measured - 1)
 
 
-def _memory(rows: Sequence[KernelRow], said: Mapping[str, Priced]) -> tuple[float, ...]:
-    pairs = [(row.memory_bytes, said[row.id].memory_bytes) for row in rows]
+def _memory(rows: Sequence[KernelRow], predicted: Mapping[str, Priced]) -> tuple[float, ...]:
+    pairs = [(row.memory_bytes, predicted[row.id].memory_bytes) for row in rows]
     return tuple(abs(p / m - 1) for m, p in pairs if m and p)
 
 

@@ -32,8 +32,8 @@ def _row(name: str, cells: Mapping[str, str]) -> KernelRow | None:
     if cells["kind"] not in KINDS or not cells["unit"].startswith("TFLOP/s"):
         return None
     kind = KINDS[cells["kind"]]
-    found = re.findall(r"([A-Za-z_]+)=?(\d+)", cells["size"])
-    sizes = {key.lower(): int(value) for key, value in found}
+    pairs = re.findall(r"([A-Za-z_]+)=?(\d+)", cells["size"])
+    sizes = {key.lower(): int(value) for key, value in pairs}
     flops = _flops(cells["kind"], sizes)
     if flops is None or "fp8" in cells["details"][:40]:
         return None

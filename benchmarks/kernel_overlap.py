@@ -12,14 +12,14 @@ from benchmarks.kernel_collectives import node_of
 from benchmarks.kernel_rows import KernelRow
 
 COPY_PASSES = 6.0
-"""Over routed rows where a framework scatters and sums them: gathered, cast, added, each both ways."""
+"""Over routed rows where a framework scatters and sums them: gathered, cast, added, both ways."""
 
 
 def price_overlap(row: KernelRow, c: Constants) -> float:
     """Seconds of a tensor-parallel product with its collective, overlapped or one after the other.
 
     Raises:
-        KeyError: sizes that the formulas need are not in the row.
+        Unpriceable: sizes that the formulas need are not in the row.
     """
     if "experts" in row.sizes:
         return _routed_s(row, c)

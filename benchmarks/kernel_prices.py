@@ -11,7 +11,7 @@ from benchmarks.kernel_gains import price_step
 from benchmarks.kernel_losses import price_loss
 from benchmarks.kernel_overlap import price_gather_beside, price_overlap
 from benchmarks.kernel_products import price_attention, price_grouped, price_product
-from benchmarks.kernel_rows import KernelRow
+from benchmarks.kernel_rows import KernelRow, Unpriceable
 from benchmarks.kernel_streams import price_gated, price_stream
 
 Price = Callable[[KernelRow, Constants], float]
@@ -54,8 +54,10 @@ def priced(row: KernelRow, c: Constants) -> Priced:
         if price is None:
             return Priced(reason=f"no formula for {row.kind}")
         return Priced(price(row, c))
-    except (KeyError, ValueError, ZeroDivisionError) as error:
-        return Priced(reason=f"{row.kind}: {error} is not in the row, or no formula is for it")
+    except Unpriceable as error:
+        return Priced(reason=f"{row.kind}: {error}")
+    except (KeyError, ZeroDivisionError) as error:
+        return Priced(reason=f"{row.kind}: no formula is for {error}")
 
 
 def measured_s(row: KernelRow) -> float | None:

@@ -19,7 +19,7 @@ REPLAYED = "ai-dynamo"
 SUSTAINED = "SimuMax"
 """Source that repeats a product until its rate is that of a training step."""
 HAND_WRITTEN = ("triton_block", "cutlass_block")
-"""Providers of block-scaled products that are not the library's; Triton's casts are as far behind."""
+"""Providers of block-scaled products that are not the library's; Triton's casts lag as much."""
 
 
 def dtype_of(row: KernelRow) -> str:

@@ -19,6 +19,7 @@ DEVICES = {
     "A100": "A100-80GB",
     "A100 PCIe": "A100-80GB-PCIe",
     "H100-PCIe": "H100-PCIe",
+    "H100-HBM2e-96GB": "H100-96GB",
     "Blackwell (peak": "GB200",
     "Blackwell (184": "GB200",
     "L20": "L20",
@@ -26,6 +27,10 @@ DEVICES = {
 """Catalogue names of spellings whose first word is none, or another part's."""
 UNSURE = ("presumed", "inferred", "deduced", "not stated", "peak 2,500", "184 GiB")
 """Of a device, these words say that nobody stated it: priced, and kept out of every fit."""
+
+
+class Unpriceable(ValueError):
+    """A row that no formula is for; the message says what it lacks."""
 
 
 @dataclass(frozen=True)
@@ -65,13 +70,13 @@ class KernelRow:
         """The first of the sizes that the shape has.
 
         Raises:
-            KeyError: it has none of them, and there is no default.
+            Unpriceable: it has none of them, and there is no default.
         """
         for name in names:
             if name.lower() in self.sizes:
                 return self.sizes[name.lower()]
         if default is None:
-            raise KeyError(names[0])
+            raise Unpriceable(f"no {names[0]} in its shape")
         return default
 
 
@@ -130,7 +135,7 @@ def _shorter(text: str) -> Iterable[str]:
 
 
 def family(text: str) -> str:
-    """`H100` of `H100-SXM-80GB` and `H100-class (not stated)`; `GB200` of a Blackwell of its peak."""
+    """`H100` of `H100-SXM-80GB` and `H100-class (not stated)`; `GB200` of a Blackwell part."""
     if text.startswith("Blackwell"):
         return "GB200"
     match = re.match(r"[A-Za-z]+\d+[A-Za-z]*", text)

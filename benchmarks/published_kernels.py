@@ -2,16 +2,17 @@
 
     python -m benchmarks.published_kernels CSV... [--json] [--fit]
 
-A file whose rows have an `id` is judged by class against targets: loss heads in chunks, memory-bound
-kernels, attention, products, collectives, overlap, whole steps. The formulas are those of
+A file whose rows have an `id` is judged by class against targets: loss heads in chunks, kernels
+bound by memory, attention, products, collectives, overlap, whole steps. The formulas are those of
 `cost_models/kernels`, their constants those that no row of the judged device went into; `--json`
-has what is said of every row. `--fit` fits the constants to the rows and writes `kernels.yaml`.
-Rows that none is for are counted by reason.
+has the prediction for every row. Rows that no formula is for are counted by reason. `--fit` fits
+the constants to the rows of all files and writes `kernels.yaml`.
 
-Of a file without ids (single products and attention, by its rates) every 16-bit matrix product and fused attention of the file on a device of the catalogue is priced
-as an op of a captured model is, with the constants that training runs were fitted with: that part
-was not fitted to these rows. A run at sustained clocks reaches less than a product alone, so
-a bias of some tenths is expected; the spread around it says how well shapes are understood.
+A file without ids (single products and attention, by their rates) is judged with the others where
+it is beside one. Alone, its 16-bit products and fused attention are priced as ops of a captured
+model are, with the constants that training runs were fitted with, not these rows. A run at
+sustained clocks reaches less than a product alone, so a bias of some tenths is expected; the spread
+around it says how well shapes are understood.
 """
 
 from __future__ import annotations
@@ -163,30 +164,30 @@ def has_ids(path: Path) -> bool:
 
 
 def judge(rows: Sequence[KernelRow], as_json: bool) -> None:
-    """Prints errors by class, or what is said of each row."""
-    said = prices(rows)
-    found = classes(rows, said)
-    lines = [one.data() for one in found]
-    reasons = dict(unpriced(said).most_common())
+    """Prints errors by class, or the prediction for each row."""
+    predicted = prices(rows)
+    judged = classes(rows, predicted)
+    lines = [one.data() for one in judged]
+    reasons = dict(unpriced(predicted).most_common())
     if as_json:
-        data = [row_data(row, said[row.id]) for row in rows]
+        data = [row_data(row, predicted[row.id]) for row in rows]
         print(json.dumps({"rows": data, "classes": lines, "unpriced": reasons}, indent=1))
         return
-    limits = [limit for one in found for limit in one.limits()]
+    limits = [limit for one in judged for limit in one.limits()]
     show(lines, [Target(*limit) for limit in limits], False)
     print(f"\nnot priced: {sum(reasons.values())} of {len(rows)} rows")
     for reason, count in reasons.items():
         print(f"  {count:4d}  {reason}")
 
 
-def row_data(row: KernelRow, said: Priced) -> dict[str, object]:
-    """What is said of a row; None: it is not priced, for the reason beside."""
-    time_s, memory_bytes = said.time_s, said.memory_bytes
+def row_data(row: KernelRow, predicted: Priced) -> dict[str, object]:
+    """The prediction for a row; None: it is not priced, for the reason beside."""
+    time_s, memory_bytes = predicted.time_s, predicted.memory_bytes
     return {
         "id": row.id,
         "predicted_time_ms": None if time_s is None else 1e3 * time_s,
         "predicted_memory_mb": None if memory_bytes is None else memory_bytes / 2**20,
-        "reason": said.reason or None,
+        "reason": predicted.reason or None,
     }
 
 

@@ -28,7 +28,7 @@ UNMASKED_KEYS = 0.25
 
 @dataclass(frozen=True)
 class Attention:
-    """`batch` sequences of `seq` tokens, heads of queries and keys, widths of queries and values."""
+    """`batch` sequences of `seq` tokens, heads of queries and keys, widths of keys and values."""
 
     batch: int
     seq: int

@@ -117,7 +117,7 @@ def _head_pass_s(device: Device, head: Head, c: Constants, element_bytes: float 
 
 
 def _scaling_s(device: Device, head: Head, way: LossWay, c: Constants) -> float:
-    """The incoming gradient times the head's: read, written, and added where the optimizer reads."""
+    """The incoming gradient times the head's: read, written, and added into the leaf's."""
     wide = 2.0 if way.float32_products else 1.0
     return 3.0 * wide * _head_pass_s(device, head, c)
 

@@ -60,8 +60,11 @@ def memory_bound_s(
     direction: str = "full",
     row: int = 0,
 ) -> float:
-    """Seconds of `fwd`, `bwd` or `full`, both; of rows of `row` elements. Autograd starts a backward on a thread of its own,
-    which small tensors wait for; a forward alone is issued while the device still works."""
+    """Seconds of `fwd`, `bwd` or `full`, both; of rows of `row` elements.
+
+    Autograd starts a backward on a thread of its own, which small tensors wait for; a forward alone
+    is issued while the device still works.
+    """
     ways = {"fwd": kernel.forward, "bwd": kernel.backward}
     passes = ways.get(direction) or kernel.forward + kernel.backward
     narrow = passes.narrow + (passes.again if row > HELD else 0.0)

@@ -25,8 +25,9 @@ from autopar.nouns.cluster import Device
 
 LINKS = {"A100": 300e9, "H100": 450e9, "H200": 450e9, "GH200": 450e9, "H20": 450e9, "H800": 200e9,
          "A800": 200e9, "B200": 900e9, "GB200": 900e9, "B300": 900e9, "GB300": 900e9,
-         "V100": 150e9}  # fmt: skip
-"""Bytes a second of NVLink one way, by the first word of the part's name (datasheets)."""
+         "V100": 150e9, "MI300X": 448e9, "MI325X": 448e9, "MI355X": 538e9}  # fmt: skip
+"""Bytes a second of NVLink, or of seven Infinity Fabric links, one way, by the first word of the
+part's name (datasheets)."""
 PCIE = 25e9
 """What a x16 slot of generation 4 moves one way between devices, through the host's bridge."""
 SWITCHES_ADD = ("hopper", "blackwell")

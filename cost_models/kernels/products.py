@@ -3,12 +3,12 @@
     time   = launch + k d + max(flops / (e p), bytes / (e_m w))
     e      = e_1 (p_16 / P)^-q
 
-with p the peak in the dtype of the product, p_16 that in 16 bits in TFLOP/s and P the board's power in
-watts, and d the way of one operand's element through a tile's loop over k, before and behind which
-the loop cannot be hidden. Tensor cores at full rate draw more than the board may, so the clock falls, and the more the
-denser the peak is: short measurements reach 0.80 of the peak on A100 and 0.65 to 0.71 on B200,
-long ones 0.75 and 0.49 (`sustained`).
-Parts of other makers take the share that whole training runs have (`rates.product_share`).
+with p the peak in the dtype of the product, p_16 that in 16 bits in TFLOP/s, P the board's power
+in watts, and d for each k the loads and steps of a tile's loop that nothing hides where tiles are
+few. Tensor cores at full rate draw more than the board may, so the clock falls, and the more the
+denser the peak is: short measurements reach 0.80 of the peak on A100 and 0.65 to 0.71 on B200, long
+ones 0.75 and 0.49 (`sustained`). Parts of other makers take the share that whole training runs have
+(`rates.product_share`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def product_s(
     out_bytes: float = 2.0,
     launch_s: float | None = None,
 ) -> float:
-    """Seconds of `batch` products of [m, k] with [k, n]; `out_bytes` of an element of the result."""
+    """Seconds of `batch` products of [m, k] with [k, n]; `out_bytes` of a result's element."""
     flops = 2.0 * batch * m * n * k
     width = WIDTH[dtype]
     moved = batch * (width * (m * k + n * k) + out_bytes * m * n)

@@ -3,8 +3,8 @@
     time = max(host, start + (launches - 1) launch + bytes / (e w))
 
 with w the datasheet's bandwidth. A kernel alone takes `start` to begin and end, one that follows
-another in the stream the device's `launch`; a host that issues calls slower than the device runs them sets the pace instead, which is
-what small tensors meet in eager training.
+another in the stream the device's `launch`; a host that issues calls slower than the device runs
+them sets the pace instead, which is what small tensors meet in eager training.
 """
 
 from __future__ import annotations
