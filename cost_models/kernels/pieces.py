@@ -12,12 +12,10 @@ from __future__ import annotations
 
 import math
 
-from autopar.cost_models.kernels.products import product_s
+from autopar.cost_models.kernels.products import processors_of, product_s
 from autopar.cost_models.kernels.streams import Constants
 from autopar.nouns.cluster import Device
 
-PROCESSORS = {"ampere": 108, "hopper": 132, "blackwell": 148, "ada": 92, "volta": 80}
-"""Streaming multiprocessors of the family's part for data centres (datasheets)."""
 TILES = ((128, 256, 1.0), (128, 128, 0.9), (64, 128, 0.7), (64, 64, 0.5))
 """Rows and columns that one processor makes at once, and its rate over that of the largest."""
 
@@ -26,7 +24,7 @@ def wave_product_s(
     device: Device, m: int, n: int, k: int, c: Constants, dtype: str = "bf16"
 ) -> float:
     """Seconds of a product that comes in whole waves of tiles."""
-    processors = PROCESSORS.get(device.family, PROCESSORS["hopper"])
+    processors = processors_of(device)
     filled = 0.0
     for rows, columns, rate in TILES:
         tiles = math.ceil(m / rows) * math.ceil(n / columns)

@@ -5,9 +5,10 @@
 
 with p the peak in the dtype of the product, p_16 that in 16 bits in TFLOP/s, P the board's power
 in watts, and d for each k the loads and steps of a tile's loop that nothing hides where tiles are
-few. Tensor cores at full rate draw more than the board may, so the clock falls, and the more the
-denser the peak is: short measurements reach 0.80 of the peak on A100 and 0.65 to 0.71 on B200, long
-ones 0.75 and 0.49 (`sustained`). Parts of other makers take the share that whole training runs have
+few. Where kernels do not split k, none takes less than one tile of the result on one processor.
+Tensor cores at full rate draw more than the board may, so the clock falls, and the more the denser
+the peak is: short measurements reach 0.80 of the peak on A100 and 0.65 to 0.71 on B200, long ones
+0.75 and 0.49 (`sustained`). Parts of other makers take the share that whole training runs have
 (`rates.product_share`).
 """
 
@@ -23,6 +24,12 @@ WIDTH = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "fp8_block": 1.0, "m
 LARGEST_SHARE = 0.95
 POWERED = ("ampere", "hopper", "blackwell", "ada")
 """Families whose rate follows the board's power by this law; the constants are of these."""
+
+
+PROCESSORS = {"ampere": 108, "hopper": 132, "blackwell": 148, "ada": 92, "volta": 80}
+"""Streaming multiprocessors of the family's part for data centres (datasheets)."""
+WHOLE_K = {"nvfp4": 128 * 128, "mxfp8": 128 * 128}
+"""Elements of a tile of the result in dtypes whose kernels do not split k over processors."""
 
 
 def product_s(
@@ -41,8 +48,15 @@ def product_s(
     width = WIDTH[dtype]
     moved = batch * (width * (m * k + n * k) + out_bytes * m * n)
     start_s = device.launch_overhead_s if launch_s is None else launch_s
-    compute_s = flops / product_flops_per_s(device, dtype, c)
+    rate = product_flops_per_s(device, dtype, c)
+    one_tile_s = 2.0 * WHOLE_K.get(dtype, 0) * k * processors_of(device) / rate
+    compute_s = max(flops / rate, one_tile_s)
     return start_s + k * c["depth_s"] + max(compute_s, moved / stream_bytes_per_s(device, c))
+
+
+def processors_of(device: Device) -> int:
+    """Streaming multiprocessors of the device's family."""
+    return PROCESSORS.get(device.family, PROCESSORS["hopper"])
 
 
 def product_flops_per_s(device: Device, dtype: str, c: Constants) -> float:
