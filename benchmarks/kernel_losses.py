@@ -13,7 +13,17 @@ from autopar.cost_models.kernels.chunked_loss import (
 from autopar.cost_models.kernels.streams import Constants
 from benchmarks.kernel_rows import KernelRow
 
-LOSSES = {"cross_entropy": "cross_entropy", "cpo": "cpo", "grpo": "grpo"}
+LOSSES = {
+    "cross_entropy": "cross_entropy",
+    "simpo": "cpo",
+    "orpo": "cpo",
+    "cpo": "cpo",
+    "grpo": "grpo",
+    "dpo": "grpo",
+    "kto": "grpo",
+    "jsd": "grpo",
+}
+"""Losses by a part of a kernel's name, and what prices them: with a reference model or without."""
 PLAIN = {
     "huggingface": "eager",
     "torch": "eager",
@@ -40,7 +50,7 @@ def loss_of_row(row: KernelRow) -> tuple[Head, LossWay]:
         way = WAYS[loss, "liger_new" if new else "liger"]
         if loss == "cross_entropy":
             chunks = chunks or liger_chunks(rows, width, vocab)
-        elif loss == "cpo":  # one pair of sequences a chunk
+        elif loss == "cpo" or "dpo" in kernel:  # one pair of sequences a chunk
             chunks = max(1, sequences // 2)
         else:  # one sequence a chunk
             chunks = max(1, sequences)
