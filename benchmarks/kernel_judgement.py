@@ -55,14 +55,14 @@ class Class:
 
     def data(self) -> dict[str, object]:
         """The line of this class."""
-        known = bool(self.errors)
+        known, limits = bool(self.errors), self.limits()
         return {
             "class": self.name,
             "n": len(self.errors),
             "median": self.median if known else None,
             "p90": self.p90 if known else None,
-            "target": " / ".join(f"{limit:.2f}" for _, _, limit in self.limits()) or None,
-            "met": all(value <= limit for _, value, limit in self.limits()) if known else None,
+            "target": " / ".join(f"{limit:.2f}" for _, _, limit in limits) or None,
+            "met": all(value <= limit for _, value, limit in limits) if limits else None,
         }
 
     def limits(self) -> list[tuple[str, float, float]]:
