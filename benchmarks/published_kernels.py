@@ -1,20 +1,28 @@
-"""Products and attention: predicted against measured figures that others published.
+"""Single kernels: predicted against measured figures that others published.
 
-    python -m benchmarks.published_kernels published_microbench.csv [--json]
+    python -m benchmarks.published_kernels CSV... [--json] [--fit]
 
-Every 16-bit matrix product and fused attention of the file on a device of the catalogue is priced
-as an op of a captured model is, with the constants that training runs were fitted with: what stands
-here was not fitted to these rows. A run at sustained clocks reaches less than a product alone, so
-a bias of some tenths is expected; the spread around it says how well shapes are understood.
+A file whose rows have an `id` is judged by class against targets: loss heads in chunks, kernels
+bound by memory, attention, products, collectives, overlap, whole steps. The formulas are those of
+`cost_models/kernels`, their constants those that no row of the judged device went into; `--json`
+has the prediction for every row. Rows that no formula is for are counted by reason. `--fit` fits
+the constants to the rows of all files and writes `kernels.yaml`.
+
+A file without ids (single products and attention, by their rates) is judged with the others where
+it is beside one. Alone, its 16-bit products and fused attention are priced as ops of a captured
+model are, with the constants that training runs were fitted with, not these rows. A run at
+sustained clocks reaches less than a product alone, so a bias of some tenths is expected; the spread
+around it says how well shapes are understood.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import json
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +31,12 @@ import numpy as np
 from autopar.cost_models.catalogue import find_device
 from autopar.cost_models.compute import OpClass, op_rate
 from autopar.rules.work import thinness
-from benchmarks.figures import show
+from benchmarks.figures import Target, show
+from benchmarks.kernel_fit import write
+from benchmarks.kernel_judgement import classes, prices, unpriced
+from benchmarks.kernel_microbench import read_microbench
+from benchmarks.kernel_prices import Priced
+from benchmarks.kernel_rows import KernelRow, read_kernel_rows
 
 DEVICES = {
     "A100 PCIe": "A100-80GB-PCIe",
@@ -125,13 +138,57 @@ def summary(kernels: Iterable[Kernel]) -> list[dict[str, object]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("csv", type=Path)
+    parser.add_argument("csv", type=Path, nargs="+")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--fit", action="store_true", help="write cost_models/kernels/kernels.yaml")
     options = parser.parse_args()
-    kernels = list(read(options.csv))
+    with_ids = [path for path in options.csv if has_ids(path)]
+    tables = [path for path in options.csv if path not in with_ids]
+    if with_ids or options.fit:
+        rows = [row for path in with_ids for row in read_kernel_rows(path)]
+        rows += [row for path in tables for row in read_microbench(path)]
+        if options.fit:
+            write(rows)
+        judge(rows, options.json)
+        return
+    kernels = [kernel for path in tables for kernel in read(path)]
     if not kernels:
-        raise SystemExit(f"{options.csv}: no product or attention on {', '.join(DEVICES)}")
+        raise SystemExit(f"{tables[0]}: no product or attention on {', '.join(DEVICES)}")
     show(summary(kernels), [], options.json)
+
+
+def has_ids(path: Path) -> bool:
+    """The rows of a file have ids of their own."""
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        return "id" in next(csv.reader(file), [])
+
+
+def judge(rows: Sequence[KernelRow], as_json: bool) -> None:
+    """Prints errors by class, or the prediction for each row."""
+    predicted = prices(rows)
+    judged = classes(rows, predicted)
+    lines = [one.data() for one in judged]
+    reasons = dict(unpriced(predicted).most_common())
+    if as_json:
+        data = [row_data(row, predicted[row.id]) for row in rows]
+        print(json.dumps({"rows": data, "classes": lines, "unpriced": reasons}, indent=1))
+        return
+    limits = [limit for one in judged for limit in one.limits()]
+    show(lines, [Target(*limit) for limit in limits], False)
+    print(f"\nnot priced: {sum(reasons.values())} of {len(rows)} rows")
+    for reason, count in reasons.items():
+        print(f"  {count:4d}  {reason}")
+
+
+def row_data(row: KernelRow, predicted: Priced) -> dict[str, object]:
+    """The prediction for a row; None: it is not priced, for the reason beside."""
+    time_s, memory_bytes = predicted.time_s, predicted.memory_bytes
+    return {
+        "id": row.id,
+        "predicted_time_ms": None if time_s is None else 1e3 * time_s,
+        "predicted_memory_mb": None if memory_bytes is None else memory_bytes / 2**20,
+        "reason": predicted.reason or None,
+    }
 
 
 if __name__ == "__main__":
