@@ -69,9 +69,9 @@ def _linear_cross_entropy(
     """A product with rows v of a matrix and the loss of its rows t, whose gradients are made with
     it (`autopar.runtime.pytorch.loss_head`): what it keeps is these.
 
-    Of the logits the compute's own dtype is written, read for their maxima and for the softmax,
-    which float32 at least has; that is read once more and written as the gradient, which two
-    products read. Every chunk but the first adds to the gradient of the matrix. ``chunks`` of 0 are
+    Of the logits the compute's own dtype is read for sums, read again and written as their gradient
+    (`autopar.runtime.pytorch.kernels.chunk_loss`; torch's ops do more, as they do for a loss of
+    whole logits). Every chunk but the first adds to the gradient of the matrix. ``chunks`` of 0 are
     as many as it takes, of ``rows`` at least, and take no longer than one: what bounds every number
     of them.
     """
@@ -102,7 +102,7 @@ def _linear_cross_entropy(
         ),
         workspace=tuple(workspace),
         streams=(
-            Streamed(("t", "v"), 3 * own + 2 * sums + (own if half else 0)),
+            Streamed(("t", "v"), 3 * own),
             Streamed(("v", "k"), (chunks - 1) * (added if weight.differentiable else 0)),
         ),
         chunked=Chunked("t", chunks, products, most),

@@ -29,7 +29,7 @@ from autopar.rules.vocabulary import FEWEST_ROWS, LEAST_ROWS
 from autopar.rules.work import extents
 
 Search = Callable[[Question, Progress], Outcome]
-WORTH = 0.01
+WORTH = 0.02
 """Of a device's memory, which the logits of one sample must take for chunks to be thought of."""
 
 
