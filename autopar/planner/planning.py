@@ -200,19 +200,14 @@ def plan_captured(
     pins = _unsharded(pins, mixed) if mixed else pins
     if obstacle is not None:
         _check_one_rank(pins, obstacle, captured.samples)
-    cuts = Cuts(Cut(batch_dims, flow.choices))
     if (pins.ep or 1) > 1:
         check_experts(graph, pins.ep or 1)
     if (pins.etp or 1) > 1:
         check_matrices(graph, pins.etp or 1)
     check_heads(graph, pins.cp_head or 1)
-    if (pins.cp or 1) > 1:
-        cuts = cuts_along(graph, batch_dims, pins.cp or 1, workload.framework)
-    elif pins.cp is None and workload.framework == "torch" and obstacle is None:
-        cuts = every_cut(graph, cuts.samples, cluster.device_count)
     question = Question(
         graph=graph,
-        cuts=cuts,
+        cuts=_cuts(graph, batch_dims, pins, workload, cluster),
         batch=captured.samples,
         obstacles=flow.obstacles,
         cluster=cluster,
@@ -230,8 +225,11 @@ def plan_captured(
     )
     check_reduce(question)
     if chunks == AS_MANY_AS_IT_TAKES:
-        chunks, outcome = searched_in_chunks(question, plain, progress, search_or_advise)
-        question = replace(question, graph=in_chunks(plain, chunks))
+        whole = replace(
+            question, graph=plain, cuts=_cuts(plain, batch_dims, pins, workload, cluster)
+        )
+        chunks, outcome = searched_in_chunks(question, whole, progress, search_or_advise)
+        question = whole if chunks is None else replace(question, graph=in_chunks(plain, chunks))
     else:
         outcome = search_or_advise(question, progress)
     question = replace(question, cluster=outcome.cluster)
@@ -258,6 +256,19 @@ def plan_captured(
     return PlanResult(
         made, workload, used, captured, question.graph, lowered, tuple(missing), against, enough
     )
+
+
+def _cuts(
+    graph: Graph, batch_dims: Mapping[str, int], pins: Pins, workload: Workload, cluster: Cluster
+) -> Cuts:
+    """How axes of the batch may cut the graph."""
+    flow, obstacle = flow_or_obstacle(graph, batch_dims)
+    if (pins.cp or 1) > 1:
+        return cuts_along(graph, batch_dims, pins.cp or 1, workload.framework)
+    cuts = Cuts(Cut(batch_dims, flow.choices))
+    if pins.cp is None and workload.framework == "torch" and obstacle is None:
+        return every_cut(graph, cuts.samples, cluster.device_count)
+    return cuts
 
 
 def check_style(framework: str, asked: Style | None) -> None:
