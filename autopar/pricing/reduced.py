@@ -14,7 +14,8 @@ from autopar.nouns.buckets import BUCKET_BYTES, BUCKETS, FIRST_BUCKET_BYTES, GAI
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.reduction import LIBRARY, TWO_LEVEL
 from autopar.pricing.state import StateSharding
-from autopar.pricing.units.moves import bucket_time_s, contention_of, data_cut
+from autopar.pricing.two_level import SubGroups, data_cut, two_level_time_s
+from autopar.pricing.units.moves import bucket_time_s, contention_of
 from autopar.pricing.units.unit import Unit
 
 
@@ -106,13 +107,22 @@ def in_buckets_s(
             continue
         room = way.bucket_bytes
         for axis, size in waiting.items():
-            groups = cut if axis == all_data else None
-            seconds[i] += bucket_time_s(
-                cluster, state.mesh, axis, sent.get(axis, 0.0), size, way.bucket_bytes, groups
-            )
-            sent[axis] = sent.get(axis, 0.0) + size
+            before = sent.get(axis, 0.0)
+            if cut is not None and axis == all_data:
+                seconds[i] += _two_level_s(cluster, cut, size, way.bucket_bytes)
+            else:
+                seconds[i] += bucket_time_s(
+                    cluster, state.mesh, axis, before, size, way.bucket_bytes
+                )
+            sent[axis] = before + size
         waiting = {}
     return seconds
+
+
+def _two_level_s(cluster: Cluster, cut: SubGroups, size: float, bucket_bytes: int) -> float:
+    full, rest = divmod(size, bucket_bytes)
+    one_s, rest_s = (two_level_time_s(cluster, cut, b) for b in (bucket_bytes, rest))
+    return full * one_s + rest_s
 
 
 def _sizes(unit: Unit, state: StateSharding) -> dict[str, float]:

@@ -60,7 +60,7 @@ class StageTime:
     moved_once_s: float
     met: tuple[int, int]
     met_once: tuple[int, int]
-    way: Way = Way()
+    way: Way
 
 
 @dataclass(frozen=True, slots=True)

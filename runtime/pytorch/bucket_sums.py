@@ -3,8 +3,8 @@
 DDP calls a hook with each bucket from autograd's thread, which must not wait there, and takes what
 its future holds. Buckets are summed one after the other on one thread, so all ranks issue the same
 collectives in the same order, whichever is done first. On GPUs, where a call returns before it has
-run, that is a stream in place of the thread. A dispatch mode sees no other thread: under one, buckets
-are summed at once.
+run, that is a stream in place of the thread. A dispatch mode sees no other thread: under one,
+buckets are summed at once.
 """
 
 from collections.abc import Callable
@@ -50,7 +50,7 @@ class BucketSums:
         here = gradients.device
         future: Future[Tensor] = Future(devices=[here])
         if self._stream is None:
-            self._stream = torch.cuda.Stream(here)
+            self._stream = torch.cuda.Stream(here)  # type: ignore[no-untyped-call]
         self._stream.wait_stream(torch.cuda.current_stream(here))
         with torch.cuda.stream(self._stream):
             self._run(gradients, future)

@@ -117,8 +117,8 @@ class Ranks:
                 "several runs of as many, 2 or more"
             )
         runs = {
-            INSIDE: [l[i : i + inside] for l in lines for i in range(0, len(l), inside)],
-            ACROSS: [l[i::inside] for l in lines for i in range(inside)],
+            INSIDE: [line[i : i + inside] for line in lines for i in range(0, len(line), inside)],
+            ACROSS: [line[i::inside] for line in lines for i in range(inside)],
         }
         for where, members in runs.items():
             own, _ = dist.new_subgroups_by_enumeration(members)  # type: ignore[no-untyped-call]

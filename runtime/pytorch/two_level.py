@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from autopar.nouns.errors import UserError
-from autopar.runtime.pytorch.transport import counted
+from autopar.runtime.pytorch.transport import counted_as
 
 Group = dist.ProcessGroup
 
@@ -89,12 +89,12 @@ def two_level_all_reduce(
     whole = flat
     if missing := -x.numel() % ways:
         whole = torch.cat([flat, flat.new_zeros(missing)])
-    with counted(x.nbytes):
+    with counted_as(x.nbytes):
         piece = _reduce_scatter(whole, inside)
     if dist.get_world_size(across) > 1:
-        with counted(piece.nbytes if piece_bytes is None else piece_bytes):
+        with counted_as(piece.nbytes if piece_bytes is None else piece_bytes):
             dist.all_reduce(piece, group=across)
-    with counted(x.nbytes):
+    with counted_as(x.nbytes):
         dist.all_gather_single(whole, piece, group=inside)
     if missing:
         flat.copy_(whole[: x.numel()])

@@ -225,7 +225,7 @@ def _reduced(how: How, where: str) -> str:
         return ""
     if not how.shards:
         axes = _and(how.data)
-        axes += f", among {how.two_level} first, then across" if how.two_level else ""
+        axes += f", {how.two_level} by {how.two_level}, then across" if how.two_level else ""
         if where == "here":
             return f"DDP meanwhile adds gradients up over {axes}"
         return f"DDP adds gradients up over {axes} in the last"

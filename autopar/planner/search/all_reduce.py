@@ -5,12 +5,11 @@ from __future__ import annotations
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.layout import ALL_REDUCE, LayoutError
 from autopar.nouns.mesh import Mesh
-from autopar.nouns.reduction import LIBRARY, TWO_LEVEL
+from autopar.nouns.reduction import TWO_LEVEL
 from autopar.planner.ask.question import Decided, Question
 from autopar.pricing.state import StateSharding
-from autopar.pricing.units.moves import are_neighbours, data_cut, group_of
-
-_OUT = f"leave it out, or pin {ALL_REDUCE}={LIBRARY}"
+from autopar.pricing.two_level import are_neighbours, data_cut
+from autopar.pricing.units.moves import group_of
 
 
 def check_all_reduce(question: Question, decided: Decided, state: StateSharding) -> None:
@@ -27,20 +26,20 @@ def check_all_reduce(question: Question, decided: Decided, state: StateSharding)
         stages = len(decided.stages)
         raise LayoutError(
             f"{asked}: this layout has {stages} stages, and programs of one stage alone add up "
-            f"on two levels so far; {_OUT}, or pin pp=1"
+            f"on two levels so far; leave it out, or pin pp=1"
         )
     if not mesh.batch_axes:
         raise LayoutError(
-            f"{asked}: no ranks of {mesh.trimmed()} hold the same parameters; {_OUT}, or pin "
+            f"{asked}: no ranks of {mesh.trimmed()} hold the same parameters; leave it out, or pin "
             "dp_replicate and zero=0"
         )
     if state.fsdp:
         raise LayoutError(
             f"{asked}: FSDP2 reduces by collectives of its own at ZeRO {state.zero} over "
-            f"dp_shard={state.shard}; {_OUT}, or pin dp_replicate and zero=0"
+            f"dp_shard={state.shard}; leave it out, or pin dp_replicate and zero=0"
         )
     if data_cut(question.cluster, mesh) is None:
-        raise LayoutError(f"{asked}: {_why_not(question.cluster, mesh)}; {_OUT}")
+        raise LayoutError(f"{asked}: {_why_not(question.cluster, mesh)}; leave it out")
 
 
 def _why_not(cluster: Cluster, mesh: Mesh) -> str:

@@ -16,7 +16,7 @@ from autopar.pricing.pipeline import PipelinePrices
 from autopar.pricing.prices import Prices
 from autopar.pricing.reduced import Way
 from autopar.pricing.state import StateSharding
-from autopar.pricing.units.moves import data_cut
+from autopar.pricing.two_level import data_cut
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,6 @@ from autopar.cost_models.rates import fitted
 from autopar.nouns.buckets import BUCKET_BYTES
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.mesh import Mesh
-from autopar.pricing.two_level import SubGroups, sub_groups, two_level_time_s
 from autopar.rules.resharding import SHIFT
 
 _HELD = {
@@ -50,21 +49,17 @@ def bucket_time_s(
     before_bytes: float,
     size_bytes: float,
     bucket_bytes: int = BUCKET_BYTES,
-    two_level: SubGroups | None = None,
 ) -> float:
     """DDP's reduction of ``size_bytes`` of gradients when ``before_bytes`` have gone already.
 
-    Profiles measure buckets of `BUCKET_BYTES` that the library adds up. ``two_level``: the ranks of
-    ``axis`` as an all-reduce on two levels has them; None: it is the library's.
+    Profiles measure buckets of `BUCKET_BYTES`.
     """
     group = group_of(mesh, axis)
-    known = None if two_level else measured(cluster, "bucket_reduce", group)
+    known = measured(cluster, "bucket_reduce", group)
     if known is not None and bucket_bytes == BUCKET_BYTES:
         return known.time_s(before_bytes + size_bytes) - known.time_s(before_bytes)
 
     def one_s(size: float) -> float:
-        if two_level is not None:
-            return two_level_time_s(cluster, two_level, size)
         if known is not None:
             return known.time_s(size) if size else 0.0
         return move_time_s(cluster, mesh, "all_reduce", axis, size)
@@ -77,23 +72,6 @@ def move_time_s(cluster: Cluster, mesh: Mesh, kind: str, axis: str, size_bytes: 
     """One collective over every group of ``axis`` at once; ``size_bytes`` is its full-size side."""
     known = cast(Kind, "p2p" if kind == SHIFT else kind)
     return price(cluster, known, group_of(mesh, axis)).time_s(size_bytes)
-
-
-@lru_cache(maxsize=4096)
-def data_cut(cluster: Cluster, mesh: Mesh) -> SubGroups | None:
-    """The ranks along all data axes of ``mesh`` as an all-reduce on two levels has them; None: they
-    cannot have one (`sub_groups`), or axes that split no batch lie between them."""
-    axes = mesh.batch_axes
-    if not axes:
-        return None
-    group = group_of(mesh, "+".join(axes))
-    return sub_groups(cluster, group) if are_neighbours(mesh, axes) else None
-
-
-def are_neighbours(mesh: Mesh, axes: tuple[str, ...]) -> bool:
-    """Whether ranks along ``axes`` are evenly spaced in rank order."""
-    reach = sum((mesh.size(a) - 1) * mesh.stride(a) for a in axes)
-    return reach == (mesh.ways(axes) - 1) * mesh.stride(axes[-1])
 
 
 @lru_cache(maxsize=4096)
