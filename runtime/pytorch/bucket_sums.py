@@ -36,7 +36,7 @@ class BucketSums:
 
     def start(self, gradients: Tensor) -> Future[Tensor]:
         """``gradients`` when they are summed; what the all-reduce raises, whoever waits gets."""
-        if gradients.is_cuda:
+        if gradients.is_cuda and not dispatch_modes():
             return self._on_stream(gradients)
         future: Future[Tensor] = Future()
         if dispatch_modes():
