@@ -122,10 +122,10 @@ def price(cluster: Cluster, kind: Kind, group: AxisGroup) -> Collective | Curve:
     library = max(uplinks, key=lambda u: u.level.span).level.library
     if library == "gloo" and kind == "reduce_scatter":
         kind = "all_reduce"  # gloo reduces everything everywhere and keeps a part
-    lines = _protocols(library, _algorithms(kind, n, uplinks))
+    lines = _protocols(library, _algorithms(kind, n, uplinks, library))
     floor: tuple[Line, ...] = ()
     if kind == "all_reduce":
-        floor = _protocols(library, _algorithms("reduce_scatter", n, uplinks))
+        floor = _protocols(library, _algorithms("reduce_scatter", n, uplinks, library))
     return Collective(lines, floor)
 
 
@@ -216,24 +216,24 @@ def _crossings(group: AxisGroup, span: int) -> int:
     return min(group.size - 1, (group.size - 1) * group.stride // span)
 
 
-def _algorithms(kind: Kind, n: int, uplinks: list[_Uplink]) -> list[Line]:
+def _algorithms(kind: Kind, n: int, uplinks: list[_Uplink], library: str) -> list[Line]:
     """(alpha, beta) of every algorithm that can do `kind`."""
     flat = _combine(kind, n, uplinks)
     if kind in ("all_to_all", "p2p", "broadcast"):
         return flat
-    hierarchical = (
-        sum(line[0] for line in (_hierarchy_line(u) for u in uplinks)),
-        sum(line[1] for line in (_hierarchy_line(u) for u in uplinks)),
-    )
+    if library != "gloo":  # which has one ring through all ranks, whatever the levels
+        each = [_hierarchy_line(u) for u in uplinks]
+        flat.append((sum(a for a, _ in each), sum(b for _, b in each)))
     if kind != "all_reduce":
-        return [*flat, hierarchical]
-    lines = [(2 * a, 2 * b) for a, b in (*flat, hierarchical)]
+        return flat
+    lines = [(2 * a, 2 * b) for a, b in flat]
     if all(u.level.topology != "torus" for u in uplinks):
         rounds_s = sum(2 * math.ceil(math.log2(u.joined)) * u.level.latency_s for u in uplinks)
         lines.append(
             (rounds_s, max(2 / (_ring_fraction(u) * u.bandwidth_bytes_per_s) for u in uplinks))
         )
-        lines.append(_in_switch(uplinks))
+        if library != "gloo":
+            lines.append(_in_switch(uplinks))
     return lines
 
 

@@ -326,7 +326,9 @@ def _collectives(result: PlanResult, program: Mapping[str, str]) -> str:
 
     stored = {name: tensor.dtype for name, tensor in result.captured.tensors.items()}
     clips = result.workload.clip_norm is not None
-    rows = [asdict(row) for row in priced_collectives(result.lowered, result.plan, stored, clips)]
+    library = result.cluster.levels[0].library
+    priced = priced_collectives(result.lowered, result.plan, stored, clips, library)
+    rows = [asdict(row) for row in priced]
     digests = {name: whole_folder.digest(text.encode()) for name, text in program.items()}
     made = {"format": plan_folder.COLLECTIVES_FORMAT, "program": digests, "rows": rows}
     return json.dumps(made, indent=1) + "\n"

@@ -35,7 +35,8 @@ Fix = Annotated[
         "schedule and interleave: pipelines, which run on PyTorch. loss_chunks: none, or how many "
         "chunks of rows the last product and its loss are taken in, on PyTorch. bucket: of "
         "gradients that replicas add up at once, as 8MiB. reduce: the dtype in which FSDP2 reduces "
-        "gradients, bfloat16 or float32. "
+        "gradients, bfloat16 or float32. all_reduce: library, or two-level (replicas add up "
+        "gradients inside hosts, then across). "
         "sequence_parallel and recompute=selective, which no backend emits yet, are priced for "
         "transformers, and no program is written.",
     ),

@@ -12,6 +12,7 @@ from autopar.lowering.lowered import Lowered, stored
 from autopar.lowering.stages import StagePart, stage_parts
 from autopar.lowering.state import (
     Stored,
+    TwoLevel,
     cutting_axes,
     is_wide,
     loss_bytes_of,
@@ -24,6 +25,7 @@ from autopar.nouns.axes import PIPELINE, SAMPLES
 from autopar.nouns.graph import DTYPE_BYTES
 from autopar.nouns.plan import Plan
 from autopar.nouns.recompute import Recompute
+from autopar.nouns.reduction import ranks_inside
 from autopar.pipeline.actions import Schedule
 from autopar.pipeline.schedules.of_plan import schedule_of
 
@@ -46,16 +48,22 @@ class Row:
 
 
 def priced_collectives(
-    lowered: Lowered, plan: Plan, stored_dtypes: Mapping[str, str], clips: bool
+    lowered: Lowered,
+    plan: Plan,
+    stored_dtypes: Mapping[str, str],
+    clips: bool,
+    library: str = "",
 ) -> list[Row]:
     """Activations, parameters, gradients and bookkeeping; sorted, equal rows added up.
 
-    ``stored_dtypes``: the dtype in which each parameter is stored, by full name.
+    ``stored_dtypes``: the dtype in which each parameter is stored, by full name; ``library``: what
+    issues collectives, as a level of a cluster names it.
     """
     if len(plan.stages) > 1:
         return pipeline_collectives(lowered, plan, stored_dtypes, clips)
     counts: Counter[_Place] = Counter()
     (stage,) = plan.stages
+    inside = ranks_inside(plan.all_reduce)
     _add_activations(counts, lowered, stage.recompute, plan.microbatches, plan.framework)
     state = state_collectives(
         stored_parameters(lowered, stored_dtypes),
@@ -68,6 +76,7 @@ def priced_collectives(
         plan.framework,
         loss_bytes(lowered),
         plan.reduce_dtype,
+        TwoLevel(inside, library == "gloo") if inside else None,
     )
     for entry in state:
         moved = entry.collective

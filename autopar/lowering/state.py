@@ -6,7 +6,9 @@ What the runtime issues beside the activations' collectives (`autopar.lowering.i
 what                           over                                how often in a step
 =============================  ==================================  ================================
 where ZeRO splits nothing:
-all_reduce of gradients        all data axes as one group          once, in the last microbatch
+all_reduce of gradients        all data axes as one group          once, in the last microbatch; on
+                                                                   two levels the three of
+                                                                   `_two_level`
 where it splits anything:
 all_gather of a unit           dp_shard                            as `autopar.nouns.zero` says; for
                                                                    backward not of the root, nor
@@ -84,6 +86,19 @@ class StateCollective:
     count: int
 
 
+INSIDE, ACROSS = "/inside", "/across"
+"""Behind the axes of an all-reduce on two levels: its ranks in one domain, and one of each."""
+
+
+@dataclass(frozen=True, slots=True)
+class TwoLevel:
+    """``inside``: ranks of a sum in each domain. ``exchanges``: whether the library reduces and
+    scatters by exchanging pieces, which the program adds up (gloo)."""
+
+    inside: int
+    exchanges: bool
+
+
 def state_collectives(
     parameters: Iterable[Stored],
     mesh: Mesh,
@@ -95,11 +110,12 @@ def state_collectives(
     framework: str = "torch",
     loss_bytes: int = LOSS_BYTES,
     reduce_dtype: str | None = None,
+    two_level: TwoLevel | None = None,
 ) -> Iterator[StateCollective]:
     """Everything in the table above, or with ``loss_bytes`` of 0 all but `sums`.
 
     counts: how many numbers the program counts globally; ``reduce_dtype``: in which units are
-    reduced, None: as they are stored.
+    reduced, None: as they are stored; ``two_level``: how replicas add up, None: by the library.
     """
     mesh = mesh.trimmed()
     stored = list(parameters)
@@ -108,7 +124,10 @@ def state_collectives(
         yield from _sharded(stored, cuts, microbatches, precision, reduce_dtype)
     else:
         size = sum(cuts.piece_bytes(p) for p in stored if p.trainable and not split_of(p.sharding))
-        yield from _all_reduce("gradients", mesh.batch_axes, size)
+        if two_level is not None:
+            yield from _two_level(mesh.batch_axes, size, two_level)
+        else:
+            yield from _all_reduce("gradients", mesh.batch_axes, size)
     late: dict[tuple[str, ...], int] = {}
     for p in stored:
         if not p.trainable:
@@ -282,3 +301,18 @@ def _sharded(
 def _all_reduce(what: str, axes: tuple[str, ...], size: int) -> Iterator[StateCollective]:
     if axes and size:
         yield StateCollective(what, Collective("all_reduce", "+".join(axes), size), 1)
+
+
+def _two_level(axes: tuple[str, ...], size: int, how: TwoLevel) -> Iterator[StateCollective]:
+    """The bytes of gradients alone: a bucket that the ranks inside do not divide is padded."""
+    if not axes:
+        return
+    named = "+".join(axes)
+    scatter = "all_to_all" if how.exchanges else "reduce_scatter"
+    for kind, where, moved in (
+        (scatter, INSIDE, size),
+        ("all_reduce", ACROSS, size // how.inside),
+        ("all_gather", INSIDE, size),
+    ):
+        if moved:
+            yield StateCollective("gradients", Collective(kind, named + where, moved), 1)

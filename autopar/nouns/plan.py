@@ -207,6 +207,8 @@ class Plan:
     bucket_bytes: of gradients that replicas add up at once (`autopar.nouns.buckets`); None: of the
                   usual size, or no replicas do.
     reduce_dtype: of gradients that FSDP2 reduces; None: as they are stored.
+    all_reduce:   by which replicas add up gradients (`autopar.nouns.reduction`), with the ranks of
+                  a domain, as ``two-level of 8``; None: the library's.
     """
 
     workload: str
@@ -230,6 +232,7 @@ class Plan:
     loss_chunks: int | None = None
     bucket_bytes: int | None = None
     reduce_dtype: str | None = None
+    all_reduce: str | None = None
     format: int = FORMAT
 
     @property
@@ -274,10 +277,9 @@ class Plan:
 
 def as_data(plan: Plan) -> dict[str, Any]:
     """The plan as plain values. What only plans that offload have is left out of others, and so is
-    what only those with uneven routes, a loss in chunks, other buckets or sums in
-    another dtype have."""
+    what only those with uneven routes, a loss in chunks, other buckets or other sums have."""
     data = dataclasses.asdict(plan)
-    for rare in ("expert_imbalance", "loss_chunks", "bucket_bytes", "reduce_dtype"):
+    for rare in ("expert_imbalance", "loss_chunks", "bucket_bytes", "reduce_dtype", "all_reduce"):
         if getattr(plan, rare) is None:
             del data[rare]
     for record, own in (*_pairs(data, plan, "stages"), *_pairs(data, plan, "runners_up")):

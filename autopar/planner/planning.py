@@ -36,7 +36,7 @@ from autopar.planner.ask.pins import read_pins
 from autopar.planner.ask.question import Outcome, Question
 from autopar.planner.ask.sequences import check_heads, cuts_along, every_cut
 from autopar.planner.ask.unruled import check_allowed, check_registered, unruled
-from autopar.planner.search.buckets import bucket_bytes_of
+from autopar.planner.search.buckets import sums_of
 from autopar.planner.search.loss_chunks import asked_chunks, check_rows, searched_in_chunks
 from autopar.planner.search.reductions import check_reduce, reduce_dtype_of
 from autopar.planner.solve.solved import lowered_of
@@ -234,12 +234,13 @@ def plan_captured(
         outcome = search_or_advise(question, progress)
     question = replace(question, cluster=outcome.cluster)
     made = _plan(outcome, question, captured, workload, workload_ref, style, tuple(missing))
-    buckets = bucket_bytes_of(question, outcome.best.decided)
+    sums = sums_of(question, outcome.best.decided)
     made = replace(
         made,
         expert_imbalance=options.imbalance,
         loss_chunks=chunks,
-        bucket_bytes=buckets,
+        bucket_bytes=sums.bucket_bytes,
+        all_reduce=sums.all_reduce,
         reduce_dtype=reduce_dtype_of(question, outcome.best.decided),
     )
     against = tuple(f"No microbatches: {reason}." for reason in flow.obstacles)

@@ -10,6 +10,7 @@ from autopar.lowering.stages import CutError
 from autopar.nouns.buckets import BUCKET_BYTES
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.plan import Plan, Stage
+from autopar.nouns.reduction import LIBRARY, TWO_LEVEL
 from autopar.pipeline.actions import Schedule
 from autopar.pipeline.play import Timeline
 from autopar.pipeline.schedules.of_plan import schedule_of
@@ -63,6 +64,7 @@ def price_pipeline(
         first.offload,
         plan.bucket_bytes or BUCKET_BYTES,
         plan.reduce_dtype or "",
+        TWO_LEVEL if plan.all_reduce else LIBRARY,
     )
     priced = PipelinePrices(model, cluster, state, first.recompute, len(plan.groups))
     several = len(plan.stages) > 1

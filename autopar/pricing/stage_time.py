@@ -14,34 +14,21 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from autopar.cost_models.columns import Number, larger, larger_of
+from autopar.cost_models.columns import Number, larger_of
 from autopar.cost_models.compute import update_time_s
-from autopar.nouns.buckets import BUCKET_BYTES, BUCKETS, FIRST_BUCKET_BYTES, GAIN
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.recompute import COMPUTE, FULL, NONE, SELECTIVE, Recompute
 from autopar.pricing.offload import kept_bytes, streamed_s
+from autopar.pricing.reduced import Reduced, Traffic, Way, in_buckets_s, least_shown
 from autopar.pricing.software.states import spent, updated_s
 from autopar.pricing.state import StateSharding
 from autopar.pricing.summary import Summary
 from autopar.pricing.units.moves import (
-    bucket_time_s,
     contention_of,
     move_time_s,
     state_time_s,
 )
 from autopar.pricing.units.unit import Unit
-
-
-@dataclass(frozen=True, slots=True)
-class _Traffic:
-    """Seconds of collectives over data axes, and of these what nothing hides."""
-
-    moved_s: float = 0.0
-    exposed_s: float = 0.0
-
-    def added_s(self, contention: float) -> float:
-        """What they add to a step: hidden seconds take ``contention`` of theirs from compute."""
-        return self.exposed_s + contention * larger(0.0, self.moved_s - self.exposed_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +44,7 @@ class StageTime:
     inline_s:   collectives over model axes, likewise.
     moved_s:    over data axes for each microbatch, hidden or not; moved_once_s: and once a step.
     met:        how often its ranks meet in a forward and a backward; met_once: and once a step.
-    bucket_bytes: of gradients that replicas add up in one collective.
+    way:        in which replicas add up their gradients.
     """
 
     forward_s: Number
@@ -73,7 +60,7 @@ class StageTime:
     moved_once_s: float
     met: tuple[int, int]
     met_once: tuple[int, int]
-    bucket_bytes: int = BUCKET_BYTES
+    way: Way
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,12 +129,12 @@ def stage_time(
     forward, total = forward_s, forward_s + backward_s
     if behind_s or (gathers and gathered_s):
         forward, total = _play(pieces.calls, None, gathers, hides)
-    ahead = _Traffic(gathered_s * gathers, forward - forward_s)
-    behind = _Traffic(behind_s, total - forward - backward_s)
-    first = _Traffic()
+    ahead = Traffic(gathered_s * gathers, forward - forward_s)
+    behind = Traffic(behind_s, total - forward - backward_s)
+    first = Traffic()
     if state.fsdp and not gathers:
-        first = _Traffic(gathered_s, _play(pieces.calls, None, True, hides)[0] - forward)
-    last, reduced, bucket_bytes = _last(pieces, state, cluster, beside, total, gathers, hides)
+        first = Traffic(gathered_s, _play(pieces.calls, None, True, hides)[0] - forward)
+    last = _last(pieces, state, cluster, beside, total, gathers, hides)
     moved = (
         pieces.sum(lambda p: p.unit.moved_forward_s),
         pieces.sum(lambda p: p.unit.moved_backward_s),
@@ -156,7 +143,7 @@ def stage_time(
         forward_s=forward_s + ahead.added_s(contention),
         backward_s=backward_s + behind.added_s(contention),
         weights_s=pieces.sum(lambda p: p.unit.weights_s),
-        reduce_s=last.added_s(contention),
+        reduce_s=last.traffic.added_s(contention),
         update_s=_optimizer_s(summary, state, cluster),
         late_s=_late_reduction_s(summary, state, cluster),
         # Emitted stages of a pipeline gather while they wait for their first microbatch.
@@ -164,10 +151,10 @@ def stage_time(
         computed_s=(forward_s - moved[0], backward_s - moved[1]),
         inline_s=moved,
         moved_s=ahead.moved_s + behind.moved_s,
-        moved_once_s=first.moved_s + last.moved_s,
+        moved_once_s=first.moved_s + last.traffic.moved_s,
         met=_meetings(pieces, gathers),
-        met_once=_meetings_once(pieces, reduced, state),
-        bucket_bytes=bucket_bytes,
+        met_once=_meetings_once(pieces, last.each, state),
+        way=last.way,
     )
 
 
@@ -179,29 +166,17 @@ def _last(
     total_s: Number,
     gathers: bool,
     hides: bool,
-) -> tuple[_Traffic, list[float], int]:
-    """What is reduced in the last backward alone, of each unit, and in which buckets: those that
-    are pinned; or the usual ones, unless others show less by `GAIN` of ``total_s``, a pass."""
+) -> Reduced:
+    """What is reduced in the last backward alone."""
 
-    def reduced(bucket_bytes: int) -> tuple[_Traffic, list[float], int]:
-        each = _reduced_s(pieces, state, cluster, bucket_bytes)
+    def reduced(way: Way) -> Reduced:
+        each = _reduced_s(pieces, state, cluster, way)
         reduced_s = left_s = sum(each)
         if beside and reduced_s:
             left_s = _play(pieces.calls, each, gathers, hides)[1] - total_s
-        return _Traffic(reduced_s, left_s), each, bucket_bytes
+        return Reduced(Traffic(reduced_s, left_s), each, way)
 
-    best = reduced(state.bucket_bytes or BUCKET_BYTES)
-    if state.bucket_bytes or not beside or state.fsdp or not best[0].moved_s:
-        return best
-    contention = contention_of(cluster)
-    usual_s = best[0].added_s(contention)
-    for bucket_bytes in BUCKETS[1:]:
-        other = reduced(bucket_bytes)
-        if other[0].added_s(contention) < min(
-            best[0].added_s(contention), usual_s - GAIN * total_s
-        ):
-            best = other
-    return best
+    return least_shown(reduced, state, cluster, beside, total_s)
 
 
 def _forward_s(piece: _Piece) -> float:
@@ -313,44 +288,12 @@ def _spent_s(unit: Unit, state: StateSharding, cluster: Cluster) -> dict[str, fl
     return seconds
 
 
-def _reduced_s(
-    pieces: _Pieces, state: StateSharding, cluster: Cluster, bucket_bytes: int
-) -> list[float]:
+def _reduced_s(pieces: _Pieces, state: StateSharding, cluster: Cluster, way: Way) -> list[float]:
     """For each unit, what of its gradients is reduced in the last backward alone: its own, or
-    where nothing is sharded the buckets that they fill.
-
-    Buckets are filled from the last unit to the first, as DistributedDataParallel does.
-    """
+    where nothing is sharded the buckets that they fill."""
     if state.fsdp or state.trainer is not None:
         return [piece.reduce_last_s for piece in pieces.calls]
-    seconds = [0.0] * len(pieces.calls)
-    if not state.mesh.batch_axes:
-        return seconds
-    sizes = {id(piece): _sizes(piece.unit, state) for piece, _ in pieces.distinct}
-    sent: dict[str, float] = {}
-    waiting: dict[str, float] = {}
-    room = FIRST_BUCKET_BYTES
-    for i, piece in reversed(list(enumerate(pieces.calls))):
-        for axis, size in sizes[id(piece)].items():
-            waiting[axis] = waiting.get(axis, 0.0) + size
-        if max(waiting.values(), default=0.0) < room and i:
-            continue
-        room = bucket_bytes
-        for axis, size in waiting.items():
-            before = sent.get(axis, 0.0)
-            seconds[i] += bucket_time_s(cluster, state.mesh, axis, before, size, bucket_bytes)
-            sent[axis] = before + size
-        waiting = {}
-    return seconds
-
-
-def _sizes(unit: Unit, state: StateSharding) -> dict[str, float]:
-    """Bytes of a unit's gradients, by the axes over which they are reduced."""
-    sizes: dict[str, float] = {}
-    for kind, count in unit.trained.items():
-        for _, moved, _ in state.traffic(count, kind):
-            sizes[moved.axis] = sizes.get(moved.axis, 0.0) + moved.size_bytes
-    return sizes
+    return in_buckets_s([piece.unit for piece in pieces.calls], state, cluster, way)
 
 
 def _late_reduction_s(summary: Summary, state: StateSharding, cluster: Cluster) -> float:

@@ -10,10 +10,13 @@ axis run at once, and share what leaves a domain (`autopar.cost_models.collectiv
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from autopar.cost_models.collectives import AxisGroup, price
 from autopar.cost_models.compute import added_time_s
 from autopar.nouns.cluster import Cluster
+from autopar.nouns.mesh import Mesh
+from autopar.pricing.units.moves import group_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,22 @@ def sub_groups(cluster: Cluster, group: AxisGroup) -> SubGroups | None:
     return SubGroups(
         AxisGroup(inside, group.stride), AxisGroup(group.size // inside, group.stride * inside)
     )
+
+
+@lru_cache(maxsize=4096)
+def data_cut(cluster: Cluster, mesh: Mesh) -> SubGroups | None:
+    """The ranks along all data axes of ``mesh``, cut so; None also where axes that do not split the
+    batch lie between these."""
+    axes = mesh.batch_axes
+    if not axes or not are_neighbours(mesh, axes):
+        return None
+    return sub_groups(cluster, group_of(mesh, "+".join(axes)))
+
+
+def are_neighbours(mesh: Mesh, axes: tuple[str, ...]) -> bool:
+    """Whether ranks along ``axes`` are evenly spaced in rank order."""
+    reach = sum((mesh.size(a) - 1) * mesh.stride(a) for a in axes)
+    return reach == (mesh.ways(axes) - 1) * mesh.stride(axes[-1])
 
 
 def two_level_time_s(cluster: Cluster, groups: SubGroups, size_bytes: float) -> float:

@@ -13,6 +13,7 @@ from rich.text import Text
 from autopar.nouns.buckets import bucket_text
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.plan import Plan
+from autopar.nouns.reduction import LIBRARY
 from autopar.report.batches import Batches, batch_text, not_alike, sample_times_s, samples_of
 from autopar.report.parts import reasons, time_parts
 from autopar.report.render import indented, table
@@ -51,6 +52,7 @@ def decisions(
             "loss chunks": "none" if plan.loss_chunks is None else str(plan.loss_chunks),
             "buckets": "usual" if plan.bucket_bytes is None else bucket_text(plan.bucket_bytes),
             "reduction": plan.reduce_dtype or "as stored",
+            "all-reduce": plan.all_reduce or LIBRARY,
             "execution": plan.style,
             "precision": plan.precision,
             "optimizer": plan.optimizer,

@@ -16,6 +16,7 @@ from autopar.nouns.axes import PIPELINE, SHARD
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.offload import OFFLOAD
 from autopar.nouns.plan import Plan, RunnerUp
+from autopar.nouns.reduction import ranks_inside
 from autopar.nouns.text.cluster import devices_text
 from autopar.nouns.zero import ZERO
 from autopar.pricing.offload import streamed_s
@@ -51,6 +52,7 @@ def summary_object(
         "loss_chunks": plan.loss_chunks,
         "bucket_bytes": plan.bucket_bytes,
         "reduce_dtype": plan.reduce_dtype,
+        "all_reduce": plan.all_reduce,
         "style": plan.style,
         "precision": plan.precision,
         "searcher": plan.searcher,
@@ -124,6 +126,8 @@ def _decisions(plan: Plan, cluster: Cluster) -> RenderableType:
         rows.add_row("gradients", f"added up {size(plan.bucket_bytes)} at a time")
     if plan.reduce_dtype is not None:
         rows.add_row("reduction", f"of gradients in {plan.reduce_dtype}")
+    if inside := ranks_inside(plan.all_reduce):
+        rows.add_row("all-reduce", f"of gradients inside domains of {inside} ranks, then across")
     rows.add_row("execution", plan.style)
     rows.add_row("precision", f"{plan.precision}, {plan.optimizer}")
     if plan.expert_imbalance is not None:

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from autopar.lowering.state import ACROSS, INSIDE
 from autopar.nouns.axes import PIPELINE
 from autopar.nouns.mesh import Mesh
 from autopar.runtime.shared.settings import ProgramError
@@ -50,6 +51,7 @@ class Ranks:
         self._groups: dict[tuple[str, ...], dist.ProcessGroup] = {}
         self._along_pipeline: dict[tuple[int, ...], dist.ProcessGroup] = {}
         self._twins: dict[tuple[tuple[str, ...], str], dist.ProcessGroup] = {}
+        self._halves: dict[str, dist.ProcessGroup] = {}
         self._device_mesh: DeviceMesh | None = None
         for axis in self.mesh.axes:
             self.group(axis)
@@ -100,6 +102,29 @@ class Ranks:
                 self._groups[key] = own
         return self._groups[key]
 
+    def two_level_groups(
+        self, axes: Sequence[str], inside: int
+    ) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
+        """(inside, across) of this rank: each run of ``inside`` ranks along ``axes``, and those of
+        the same place in every run. Groups of their own, since another thread may use them.
+
+        Raises `ProgramError` where runs do not make up the ranks.
+        """
+        named, lines = "+".join(axes), self.members(*axes)
+        if inside < 2 or len(lines[0]) % inside or len(lines[0]) == inside:
+            raise ProgramError(
+                f"two_level={inside}: there are {len(lines[0])} ranks along {named}, which must be "
+                "several runs of as many, 2 or more"
+            )
+        runs = {
+            INSIDE: [line[i : i + inside] for line in lines for i in range(0, len(line), inside)],
+            ACROSS: [line[i::inside] for line in lines for i in range(inside)],
+        }
+        for where, members in runs.items():
+            own, _ = dist.new_subgroups_by_enumeration(members)  # type: ignore[no-untyped-call]
+            self._halves[named + where] = own
+        return self._halves[named + INSIDE], self._halves[named + ACROSS]
+
     def _twin(self, axes: tuple[str, ...], of: str) -> dist.ProcessGroup | None:
         """A second group of the ranks along ``axes``."""
         if (axes, of) not in self._twins:
@@ -124,10 +149,13 @@ class Ranks:
 
     def axes_of(self, group: dist.ProcessGroup) -> str:
         """The axes of a group that this mesh made, as ``"dp_replicate+dp_shard"``; of some places
-        of a pipeline ``"pp[0,3]"``."""
+        of a pipeline ``"pp[0,3]"``; of an all-reduce on two levels ``"dp_replicate/inside"``."""
         for places, part in self._along_pipeline.items():
             if part is not None and part.group_name == group.group_name:
                 return f"pp[{','.join(map(str, places))}]"
+        for named, half in self._halves.items():
+            if half.group_name == group.group_name:
+                return named
         for key, known in self._groups.items():
             if known.group_name == group.group_name:
                 return "+".join(key)

@@ -33,6 +33,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from autopar.lowering.state import split_of
+from autopar.runtime.pytorch.bucket_sums import BucketSums
 from autopar.runtime.pytorch.carried import write_carried
 from autopar.runtime.pytorch.held import Held
 from autopar.runtime.pytorch.initialize import Target
@@ -44,6 +45,7 @@ from autopar.runtime.pytorch.phases import Stopwatch
 from autopar.runtime.pytorch.portions import weighted
 from autopar.runtime.pytorch.ranks import Ranks
 from autopar.runtime.pytorch.shard_groups import ShardGroups
+from autopar.runtime.pytorch.two_level import TwoLevelSum
 from autopar.runtime.shared.settings import ProgramError, Settings
 from autopar.torch_private.distributed import ddp_ignores, fsdp_post_backward
 from autopar.torch_private.modules import buffers_of, parameters_of, unsaved_of
@@ -198,8 +200,10 @@ class Replicated(Storage):
         if not any(p.requires_grad for name, p in named.items() if name not in apart):
             return  # DDP wants a gradient to reduce
         ddp_ignores(self.model, apart)
-        # DDP divides by the number of ranks; the gradient wanted is the sum.
-        self.grad_scale = scale = float(self.ranks.size(*axes))
+        if not self.settings.two_level:
+            # DDP divides by the number of ranks; the gradient wanted is the sum.
+            self.grad_scale = float(self.ranks.size(*axes))
+        scale = self.grad_scale
         named = dict(self.model.named_parameters())
         for name in apart:
             if named[name].requires_grad:
@@ -213,6 +217,14 @@ class Replicated(Storage):
             bucket_cap_mb=self.settings.bucket_mib,
         )
         self.call = self._ddp
+        if self.settings.two_level:
+            self._on_two_levels(self._ddp, [p for n, p in named.items() if n not in apart])
+
+    def _on_two_levels(self, ddp: DistributedDataParallel, reduced: list[nn.Parameter]) -> None:
+        """Of `reduced`, sums in place of means come out of backward."""
+        groups = self.ranks.two_level_groups(self.ranks.batch_axes, self.settings.two_level)
+        whole_bytes = sum(p.nbytes for p in reduced if p.requires_grad)
+        BucketSums(TwoLevelSum(groups, whole_bytes)).register(ddp)
 
     def _hold(self, name: str, parameter: nn.Parameter) -> Held:
         held = super()._hold(name, parameter)

@@ -85,7 +85,7 @@ def all_to_all_rows(
 
     ``counted``: rows that `Counting` is to take it for; how many they are follows from values.
     """
-    with _counted(counted * math.prod(x.shape[1:]) * x.itemsize):
+    with counted_as(counted * math.prod(x.shape[1:]) * x.itemsize):
         return _wait(
             functional_collectives.all_to_all_single(
                 x.contiguous(), list(received), list(sent), _group(axis)
@@ -97,7 +97,8 @@ _counts: list[int] = []
 
 
 @contextmanager
-def _counted(size_bytes: int) -> Iterator[None]:
+def counted_as(size_bytes: int) -> Iterator[None]:
+    """`Counting` takes each collective inside for one of so many bytes."""
     _counts.append(size_bytes)
     try:
         yield

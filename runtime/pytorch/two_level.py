@@ -19,12 +19,34 @@ import torch.distributed as dist
 from torch import Tensor
 
 from autopar.nouns.errors import UserError
+from autopar.runtime.pytorch.transport import counted_as
 
 Group = dist.ProcessGroup
 
 
 class TwoLevelError(UserError):
     """A tensor that a two-level all-reduce cannot take."""
+
+
+class TwoLevelSum:
+    """The all-reduce of gradients that come in buckets, ``whole_bytes`` in a step.
+
+    How DDP fills buckets shows in nothing that is counted: a bucket's piece counts as what it adds
+    to the piece of all gradients so far, which no zeros fill up.
+    """
+
+    def __init__(self, groups: tuple[Group, Group], whole_bytes: int) -> None:
+        self._inside, self._across = groups
+        self._ways = dist.get_world_size(self._inside)
+        self._whole_bytes = whole_bytes
+        self._summed_bytes = 0
+
+    def __call__(self, bucket: Tensor) -> None:
+        before = self._summed_bytes
+        after = before + bucket.nbytes
+        self._summed_bytes = after % self._whole_bytes
+        piece_bytes = after // self._ways - before // self._ways
+        two_level_all_reduce(bucket, self._inside, self._across, piece_bytes)
 
 
 def two_level_groups(per_host: int) -> tuple[Group, Group]:
@@ -41,12 +63,16 @@ def two_level_groups(per_host: int) -> tuple[Group, Group]:
     return made[0][here // per_host], made[1][here % per_host]
 
 
-def two_level_all_reduce(x: Tensor, inside: Group, across: Group) -> None:
+def two_level_all_reduce(
+    x: Tensor, inside: Group, across: Group, piece_bytes: int | None = None
+) -> None:
     """``x`` [...] becomes the sum over all ranks, in place; nothing else is written.
 
     inside: the ranks of this host. across: those of the same place in every host; all hosts have as
     many ranks. A size that the host's ranks do not divide is copied, with zeros behind it. Every
-    rank ends with the same bits. Raises `TwoLevelError` for an ``x`` that is not contiguous.
+    rank ends with the same bits. ``piece_bytes``: what `Counting` takes a piece for, which is of
+    ``x`` alone; None: of a piece with its zeros. Raises `TwoLevelError` for an ``x`` that is not
+    contiguous.
     """
     if not x.is_contiguous():
         raise TwoLevelError(
@@ -63,10 +89,13 @@ def two_level_all_reduce(x: Tensor, inside: Group, across: Group) -> None:
     whole = flat
     if missing := -x.numel() % ways:
         whole = torch.cat([flat, flat.new_zeros(missing)])
-    piece = _reduce_scatter(whole, inside)
+    with counted_as(x.nbytes):
+        piece = _reduce_scatter(whole, inside)
     if dist.get_world_size(across) > 1:
-        dist.all_reduce(piece, group=across)
-    dist.all_gather_single(whole, piece, group=inside)
+        with counted_as(piece.nbytes if piece_bytes is None else piece_bytes):
+            dist.all_reduce(piece, group=across)
+    with counted_as(x.nbytes):
+        dist.all_gather_single(whole, piece, group=inside)
     if missing:
         flat.copy_(whole[: x.numel()])
 

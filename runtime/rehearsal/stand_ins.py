@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -115,6 +116,16 @@ def alone(rank: int, world: int, groups: list[list[int]]) -> Iterator[None]:
         yield
 
 
+class _Bucket:
+    """Of one gradient, as a hook of DistributedDataParallel is given it."""
+
+    def __init__(self, gradient: torch.Tensor) -> None:
+        self._gradient = gradient
+
+    def buffer(self) -> torch.Tensor:
+        return self._gradient.view(-1)
+
+
 class Replicas(nn.Module):
     """What `DistributedDataParallel` does with gradients, one all-reduce each: its own reducer
     stands in C++, and reads what fake tensors do not have."""
@@ -124,6 +135,7 @@ class Replicas(nn.Module):
         super().__init__()
         self.module, self._group, self._sums = module, process_group, True
         self._works: list[tuple[Any, torch.Tensor]] = []
+        self._hook: Callable[[_Bucket], Any] | None = None
         for parameter in module.parameters():
             if parameter.requires_grad:
                 hooked: Any = parameter
@@ -131,6 +143,9 @@ class Replicas(nn.Module):
 
     def forward(self, *given: Any, **more: Any) -> Any:
         return self.module(*given, **more)
+
+    def register_comm_hook(self, state: Any, hook: Callable[[Any, Any], Any]) -> None:
+        self._hook = partial(hook, state)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -145,11 +160,15 @@ class Replicas(nn.Module):
             return
         if not self._works:
             after_backward(self._finish)
-        work = dist.all_reduce(parameter.grad, group=self._group, async_op=True)
+        if self._hook is not None:
+            work = self._hook(_Bucket(parameter.grad))
+        else:
+            work = dist.all_reduce(parameter.grad, group=self._group, async_op=True)
         self._works.append((work, parameter.grad))
 
     def _finish(self) -> None:
         for work, gradient in self._works:
             work.wait()
-            gradient.div_(dist.get_world_size(self._group))
+            if self._hook is None:
+                gradient.div_(dist.get_world_size(self._group))
         self._works.clear()

@@ -7,9 +7,16 @@ from collections import Counter
 import pytest
 
 from autopar.files.cluster_file import load_cluster
-from autopar.lowering.state import Stored, count_sums, cutting_axes, state_collectives, sums
+from autopar.lowering.state import (
+    Stored,
+    TwoLevel,
+    count_sums,
+    cutting_axes,
+    state_collectives,
+    sums,
+)
 from autopar.nouns.mesh import Mesh
-from autopar.nouns.sharding import Sharding
+from autopar.nouns.sharding import Sharding, split
 from autopar.nouns.zero import ZERO, ZERO_LEVELS, over
 from autopar.pricing.state import StateSharding
 from autopar.pricing.step_time import sums_s
@@ -52,6 +59,25 @@ def test_what_is_priced_is_what_is_issued(
 ) -> None:
     ranks = Mesh.parse(mesh)
     assert priced(zero, ranks, microbatches) == issued(zero, ranks, microbatches, framework)
+
+
+@pytest.mark.parametrize("exchanges", [True, False])
+def test_on_two_levels_a_piece_alone_goes_across(exchanges: bool) -> None:
+    """Of what experts along ``cp`` share, as the library adds it up."""
+    experts = Sharding((("cp", split(0)),))
+    stored = [
+        Stored("w", (SIZE, SIZE), "float32", Sharding()),
+        Stored("e", (6, 3), "float32", experts),
+    ]
+    how, mesh = TwoLevel(3, exchanges), Mesh.parse("dp_replicate=2 x cp=3")
+    entries = state_collectives(stored, mesh, 0, 2, "float32", False, loss_bytes=0, two_level=how)
+    whole, scatter = 4 * SIZE * SIZE, "all_to_all" if exchanges else "reduce_scatter"
+    assert [(e.collective.kind, e.collective.axis, e.collective.size_bytes) for e in entries] == [
+        (scatter, "dp_replicate+cp/inside", whole),
+        ("all_reduce", "dp_replicate+cp/across", whole // 3),
+        ("all_gather", "dp_replicate+cp/inside", whole),
+        ("all_reduce", "dp_replicate", 2 * 3 * 4),
+    ]
 
 
 def test_without_sharding_gradients_are_reduced_once_by_all_data_ranks() -> None:

@@ -85,10 +85,10 @@ def test_buckets_are_as_small_as_pays() -> None:
 
     usual = time(0.0, BUCKET_BYTES)
     free = time(0.0, 0)
-    assert free.bucket_bytes < BUCKET_BYTES
+    assert free.way.bucket_bytes < BUCKET_BYTES
     assert free.reduce_s < usual.reduce_s
-    assert free.reduce_s == time(0.0, free.bucket_bytes).reduce_s
-    assert time(0.3, 0).bucket_bytes >= BUCKET_BYTES
+    assert free.reduce_s == time(0.0, free.way.bucket_bytes).reduce_s
+    assert time(0.3, 0).way.bucket_bytes >= BUCKET_BYTES
     assert time(0.3, 0).reduce_s <= time(0.3, BUCKET_BYTES).reduce_s
 
 

@@ -40,6 +40,7 @@ from autopar.nouns.axes import MICROBATCH, SEQUENCES, SHARING
 from autopar.nouns.buckets import MIB
 from autopar.nouns.offload import OFFLOAD
 from autopar.nouns.plan import Plan
+from autopar.nouns.reduction import ranks_inside
 from autopar.pipeline.schedules.of_plan import schedule_of
 
 FILE = "model.py"
@@ -132,6 +133,7 @@ def _how(
             op.op.kind == "carry" for body in (lowered, *lowered.blocks.values()) for op in body.ops
         ),
         limits="limits=" in model,
+        two_level=ranks_inside(plan.all_reduce) or 0,
         about=tuple(train_heading(plan, samples, start, "rank", "by `recompute` in model.py")),
     )
 
@@ -225,6 +227,8 @@ def _settings(lowered: Lowered, plan: Plan, captured: CapturedModel | None) -> l
         given.append(f"bucket_mib={plan.bucket_bytes // MIB}")
     if plan.reduce_dtype is not None:
         given.append(f'reduce_dtype="{plan.reduce_dtype}"')
+    if inside := ranks_inside(plan.all_reduce):
+        given.append(f"two_level={inside}")
     units = _units(lowered)
     given.append(f"units={literal(units)}")
     if captured is not None:

@@ -38,6 +38,7 @@ class How:
     compiled:  whether forward and backward are compiled into fused kernels.
     carries:   whether the forward updates buffers by itself.
     limits:    whether the forward keeps parameters between limits.
+    two_level: as `Settings` has it.
     about:     lines of the docstring.
     """
 
@@ -56,6 +57,7 @@ class How:
     compiled: bool = False
     carries: bool = False
     limits: bool = False
+    two_level: int = 0
     about: tuple[str, ...] = ("One training step.",)
 
     @property
@@ -222,9 +224,11 @@ def _reduced(how: How, where: str) -> str:
     if not how.data:
         return ""
     if not how.shards:
+        axes = _and(how.data)
+        axes += f", {how.two_level} by {how.two_level}, then across" if how.two_level else ""
         if where == "here":
-            return f"DDP meanwhile adds gradients up over {_and(how.data)}"
-        return f"DDP adds gradients up over {_and(how.data)} in the last"
+            return f"DDP meanwhile adds gradients up over {axes}"
+        return f"DDP adds gradients up over {axes} in the last"
     whole = REPLICATE in how.data
     if where == "here":
         more = ", then all-reduces over dp_replicate" if whole else ""

@@ -27,6 +27,7 @@ from autopar.nouns.axes import (
     TENSOR,
 )
 from autopar.nouns.layout import (
+    ALL_REDUCE,
     BUCKET,
     CHUNKS,
     REDUCE,
@@ -69,6 +70,7 @@ CHOICES = (
     CHUNKS,
     BUCKET,
     REDUCE,
+    ALL_REDUCE,
 )
 ORDERS = ("none", *SCHEDULES, "found")
 

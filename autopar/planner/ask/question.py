@@ -10,6 +10,7 @@ from autopar.nouns.cluster import Cluster
 from autopar.nouns.graph import Graph
 from autopar.nouns.layout import LayoutError, Pins, divisors
 from autopar.nouns.plan import RunnerUp, Spread, Stage
+from autopar.nouns.reduction import LIBRARY
 from autopar.pipeline.actions import Lists, to_text
 from autopar.planner.ask.candidates import Candidate, Sharing, StateLayout
 from autopar.planner.ask.experts import common_experts
@@ -52,6 +53,11 @@ class Question:
     def bucket_bytes(self) -> int:
         """Of gradients that replicas add up at once; 0: as is fastest."""
         return self.pins.bucket or (0 if self.framework == "torch" else BUCKET_BYTES)
+
+    @property
+    def all_reduce(self) -> str:
+        """By which replicas add up gradients; empty: as is fastest."""
+        return self.pins.all_reduce or ("" if self.framework == "torch" else LIBRARY)
 
     @property
     def offloads(self) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 
 from autopar.nouns.axes import CONTEXT, PIPELINE, REPLICATE, SECOND_TENSOR, SHARD, TENSOR
 from autopar.nouns.layout import (
+    ALL_REDUCE,
     BUCKET,
     CHUNKS,
     DEGREES,
@@ -53,10 +54,11 @@ def read_pins(pairs: Mapping[str, str]) -> Pins:
             f"--fix tp2={pins.tp2}: layouts of architecture figures split tensors over tp alone so "
             "far; say tp alone, or give `autopar plan` a model"
         )
-    if pins.bucket or pins.reduce:
+    if pins.bucket or pins.reduce or pins.all_reduce:
         raise LayoutError(
-            f"--fix {pins}: layouts of architecture figures have the buckets and dtypes of their "
-            f"software; leave {BUCKET} and {REDUCE} out, or give `autopar plan` a model"
+            f"--fix {pins}: layouts of architecture figures have the buckets, dtypes and "
+            f"all-reduces of their software; leave {BUCKET}, {REDUCE} and {ALL_REDUCE} out, or "
+            "give `autopar plan` a model"
         )
     if pins.loss_chunks:
         raise LayoutError(
@@ -64,7 +66,7 @@ def read_pins(pairs: Mapping[str, str]) -> Pins:
             "logits whole; leave it out, or give `autopar plan` a model"
         )
     return along_sequences(pins).without(
-        "offload", CHUNKS, BUCKET, REDUCE, RING_RANKS, SECOND_TENSOR
+        "offload", CHUNKS, BUCKET, REDUCE, ALL_REDUCE, RING_RANKS, SECOND_TENSOR
     )
 
 

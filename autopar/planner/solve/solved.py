@@ -169,6 +169,7 @@ def state_of(question: Question, layout: StateLayout, candidate: Candidate) -> S
         layout.offload,
         question.bucket_bytes,
         question.pins.reduce or "",
+        question.all_reduce,
     )
 
 

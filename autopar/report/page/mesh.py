@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from autopar.lowering.state import ACROSS, INSIDE
 from autopar.nouns.axes import PIPELINE, TABLE
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.level import Level
@@ -20,11 +21,14 @@ from autopar.report.units import duration, size
 def level_of(cluster: Cluster, mesh: Mesh, axis: str) -> Level:
     """The outermost level that a collective over ``axis`` crosses; ``"a+b"`` is over both.
 
-    Stages of a pipeline send to their neighbours alone.
+    Stages of a pipeline send to their neighbours alone. Inside domains nothing crosses what joins
+    them.
     """
-    names = axis.split("+")
+    names = axis.removesuffix(INSIDE).removesuffix(ACROSS).split("+")
     ways = 2 if axis == PIPELINE else math.prod(mesh.size(name) for name in names)
     span = ways * min(mesh.stride(name) for name in names)
+    if axis.endswith(INSIDE):
+        return [level for level in cluster.levels if level.span < span][-1]
     return next((level for level in cluster.levels if level.span >= span), cluster.levels[-1])
 
 
