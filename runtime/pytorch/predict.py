@@ -22,7 +22,7 @@ from torch import nn
 
 from autopar.emit.marks import instrumented
 from autopar.files import plan_folder
-from autopar.lowering.of_plan import batch_dims, plan_cut, planned_graph
+from autopar.lowering.of_plan import batch_dims, plan_cut, planned_graph, with_logits
 from autopar.nouns.axes import MICROBATCH, PIPELINE, SAMPLES
 from autopar.nouns.errors import UserError, did_you_mean
 from autopar.nouns.graph import Graph, Op
@@ -70,14 +70,23 @@ def _is_first() -> bool:
 def _asked(folder: Path, workload: Workload, module: str | None) -> Asked:
     from autopar.frontends.pytorch import capture
 
-    plan, captured = plan_folder.read_plan(folder), capture(workload)
+    made, captured = plan_folder.read_plan(folder), capture(workload)
     key, layer = _result_of(captured.graph, module) if module else (_scores(captured.graph), "")
+    edited = edits_of(folder, made, captured)
+    plan = made
+    if key in captured.graph.tensors and key not in planned_graph(made, captured.graph).tensors:
+        if edited:
+            raise NoResult(
+                f"predict({module!r}): the program makes its logits in {made.loss_chunks} chunks, "
+                f"and cannot be asked for all of them once it is changed. {edited}"
+            )
+        plan = with_logits(made, captured.graph)
     if key in plan_cut(plan, planned_graph(plan, captured.graph), batch_dims(captured.batch)).apart:
         raise NoResult(
             f"predict({module!r}): its result has samples and tokens in one dim, of which ranks "
             "along cp have pieces here and there; ask for a module before they are joined"
         )
-    if not edits_of(folder, plan, captured):
+    if not edited:
         return Asked(key, program_of(plan, captured, probes=True), layer)
     own = plan_folder.code_of(folder, plan_folder.MODEL).read_text()
     return Asked(key, instrumented(own, program_of(plan, captured, marks=True), PROBE), layer)

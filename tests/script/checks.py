@@ -95,8 +95,8 @@ def other_weights(folder: Path) -> list[str]:
 
 LAYOUTS: dict[str, dict[str, object]] = {
     "zero 1": {"dp_shard": 4, "zero": 1, "microbatch": 2},
-    "zero 3 x tp": {"dp_shard": 2, "tp": 2, "zero": 3, "microbatch": 4},
-    "replicate": {"dp_replicate": 4, "microbatch": 2},
+    "zero 3 x tp": {"dp_shard": 2, "tp": 2, "zero": 3, "microbatch": 4, "loss_chunks": 3},
+    "replicate": {"dp_replicate": 4, "microbatch": 2, "loss_chunks": 2},
     "pipeline": {"pp": 2, "dp_shard": 2, "zero": 2, "microbatch": 2},
     "interleaved x tp": {
         "pp": 2, "tp": 2, "interleave": 2, "microbatch": 2, "schedule": "interleaved-1f1b"

@@ -108,7 +108,10 @@ def _cross_entropy(site: Site) -> Expr:
 
 
 def _linear_cross_entropy(site: Site) -> Expr:
+    """The module that holds weight and bias stays a linear layer, of which both are read."""
     x, labels, weight, *bias = (a.text for a in site.args)
+    held = dict(zip(("weight", "bias"), site.args[2:], strict=False))
+    _called(site, "Linear", held, [x])
     options = [x, weight, labels, *bias]
     options += [f"count={site.count}"] if site.attrs.get("reduction", "mean") == "mean" else []
     options.append(f"chunks={site.attrs['chunks']}")
