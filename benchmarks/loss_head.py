@@ -13,12 +13,12 @@ is within it.
 from __future__ import annotations
 
 import argparse
-import resource
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from autopar.nouns.graph import Op, Tensor
@@ -81,9 +81,16 @@ def peak(name: str) -> float:
 
 def own_peak(name: str) -> None:
     step = steps(threads())
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = resident("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here on
     step(name)
-    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+    print((resident("VmHWM") - before) / 1024)
+
+
+def resident(what: str) -> int:
+    """KiB of this process, now or at its peak."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{what}:"))
 
 
 def threads() -> int:

@@ -105,6 +105,7 @@ class _LinearCrossEntropy(Function):
             total += _losses(logits, own, head, trains).masked_fill(~keep, 0).sum()
             if trains:
                 made.add(logits, rows, narrow, keep.to(x.dtype).unsqueeze(1))
+            del logits  # before the next chunk's are made
         if trains:
             ctx.save_for_backward(*made.kept())
         return total
