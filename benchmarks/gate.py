@@ -77,6 +77,11 @@ FINDINGS: Mapping[str, Sequence[str]] = {
         "tests/emit/test_loss_heads.py",
         "tests/runtime/test_loss_head.py",
     ),
+    "collectives as sends": ("tests/collectives", "tests/runtime/test_played_collectives.py"),
+    "buckets, two levels": (
+        "tests/planner/test_chosen_kernels.py",
+        "tests/planner/test_two_level_plans.py",
+    ),
     "attention over ranks": (
         "tests/emit/test_attention_along_sequences.py",
         "tests/runtime/test_ring_attention.py",
