@@ -14,7 +14,6 @@ then ran once. Needs root, iproute2 and control groups.
 from __future__ import annotations
 
 import argparse
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -72,17 +71,8 @@ def _ratio(rows: Sequence[Mapping[str, Any]]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=4)
-    parser.add_argument("--profile", type=Path, help="measured into it where it does not exist")
-    parser.add_argument("--json", action="store_true")
-    given = parser.parse_args()
-    if missing := two_hosts.missing():
-        print(f"skipped: two hosts need {missing}")
-        return
-    with tempfile.TemporaryDirectory() as kept, two_hosts.hosts(RATE) as launcher:
-        benchmark(given, Path(kept), launcher)
+    given = two_hosts.arguments(__doc__, rounds=3, steps=4).parse_args()
+    two_hosts.run(given, RATE, benchmark)
 
 
 if __name__ == "__main__":

@@ -9,12 +9,15 @@ for each process (`benchmarks.core_share`; SHARES is its folder). Needs root and
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from autopar.runtime.jobs.pytorch_launch import Launcher
 from benchmarks import core_share
@@ -48,6 +51,30 @@ def hosts(rate: str = RATE) -> Iterator[Launcher]:
     a, b = names
     with core_share.shares(2 * PER_HOST) as folder, _joined(a, b, rate):
         yield (sys.executable, "-m", "benchmarks.two_hosts", a, b, folder)
+
+
+def arguments(doc: str | None, rounds: int, steps: int) -> argparse.ArgumentParser:
+    """Those of a benchmark that trains on two hosts, with its numbers of rounds and steps."""
+    parser = argparse.ArgumentParser(description=(doc or "").splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=rounds)
+    parser.add_argument("--steps", type=int, default=steps)
+    parser.add_argument("--profile", type=Path, help="measured into it where it does not exist")
+    parser.add_argument("--json", action="store_true")
+    return parser
+
+
+def run(
+    given: argparse.Namespace,
+    rate: str,
+    benchmark: Callable[[argparse.Namespace, Path, Launcher], None],
+) -> None:
+    """``benchmark`` on two hosts with a link of that rate, and a folder for its files; or what this
+    machine lacks for it."""
+    if lacks := missing():
+        print(f"skipped: two hosts need {lacks}")
+        return
+    with tempfile.TemporaryDirectory() as kept, hosts(rate) as launcher:
+        benchmark(given, Path(kept), launcher)
 
 
 @contextmanager

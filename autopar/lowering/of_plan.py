@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 
 from autopar.lowering.lowered import Lowered, LoweringError
 from autopar.lowering.precision import at_precision
@@ -14,7 +13,7 @@ from autopar.nouns.graph import Graph
 from autopar.nouns.plan import Plan
 from autopar.rules.cut import BatchCut, batch_cut
 from autopar.rules.kept_whole import keep_whole
-from autopar.rules.loss_heads import LossHead, in_chunks, loss_heads
+from autopar.rules.loss_heads import in_chunks
 from autopar.rules.pieces import BatchMixed
 from autopar.rules.uneven_routes import with_imbalance
 
@@ -24,21 +23,6 @@ def planned_graph(plan: Plan, captured: Graph) -> Graph:
     routes go to experts, and its loss in chunks."""
     graph = at_precision(keep_whole(captured, plan.replicated_ops), plan.precision)
     return in_chunks(with_imbalance(graph, plan.expert_imbalance), plan.loss_chunks)
-
-
-def with_logits(plan: Plan, captured: Graph) -> Plan:
-    """The plan with whole logits, its parameters stored as they are: what a program that is asked
-    for its logits computes. Views of logits are made whole, which any product's result can be."""
-    if plan.loss_chunks is None:
-        return plan
-    passed = {
-        name for head in loss_heads(captured) if isinstance(head, LossHead) for name in head.path
-    }
-    spreads = tuple(
-        replace(spread, ops={name: text for name, text in spread.ops.items() if name not in passed})
-        for spread in plan.spreads
-    )
-    return replace(plan, spreads=spreads, loss_chunks=None)
 
 
 def batch_dims(batch: Iterable[BatchEntry]) -> dict[str, int]:

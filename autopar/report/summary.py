@@ -143,7 +143,7 @@ def zero_text(plan: Plan) -> str:
 
 
 def loss_text(chunks: int) -> str:
-    """``in 4 chunks of rows: a quarter of the logits at a time``"""
+    """``with its product, in 4 chunks of rows: 1/4 of the logits at a time``"""
     if chunks == 1:
         return "with its product, at once: gradients are made beside it, logits are not kept"
     return f"with its product, in {chunks} chunks of rows: 1/{chunks} of the logits at a time"

@@ -19,6 +19,8 @@ KIND = "linear_cross_entropy"
 AS_MANY_AS_IT_TAKES = 0
 """Chunks, to the search: as `autopar.rules.vocabulary` prices them."""
 _VIEWS = ("reshape", "slice", "transpose")
+_ROWS = "_of_rows"
+"""Behind the name of a view of logits that is one of rows."""
 _BETWEEN = (*_VIEWS, "cast", "add", "mul", "div", "tanh")
 _ROUNDED = 1e-12
 """Of factors that multiply to one again: a cap is divided by and multiplied with."""
@@ -57,18 +59,14 @@ def loss_heads(graph: Graph) -> list[LossHead | NoHead]:
 def in_chunks(graph: Graph, chunks: int | None, rows: int | None = None) -> Graph:
     """The graph with every loss head in so many chunks of rows; itself where that is None.
 
-    rows: of a chunk at least, where these are as many as it takes."""
+    rows: of a chunk at least, where these are as many as it takes.
+    """
     if chunks is None:
         return graph
     for head in loss_heads(graph):
         if isinstance(head, LossHead):
             graph = _joined(graph, head, chunks, rows)
     return graph
-
-
-def chunks_of(graph: Graph) -> int | None:
-    """Of the graph's loss heads, as `in_chunks` made them; None: there are none."""
-    return next((int(op.attrs["chunks"]) for op in graph.ops if op.kind == KIND), None)
 
 
 def _head(
@@ -190,11 +188,12 @@ def _joined(graph: Graph, head: LossHead, chunks: int, rows: int | None) -> Grap
         elif op.name not in head.path:
             ops.append(op)
         elif op.kind in _VIEWS:
-            made, at = tensors[op.name], head.path[op.name]
+            made, at = tensors.pop(op.name), head.path[op.name]
+            name = f"{op.name}{_ROWS}"  # another value, so another name
             shape = (*made.shape[:at], width, *made.shape[at + 1 :])
-            tensors[op.name] = replace(made, shape=shape, dtype=tensors[x].dtype)
-            ops.append(_of_rows(op, named[op.inputs[0]], width))
-            named[op.name] = op.name
+            tensors[name] = replace(made, name=name, shape=shape, dtype=tensors[x].dtype)
+            ops.append(_of_rows(op, name, named[op.inputs[0]], width))
+            named[op.name] = name
         else:
             tensors.pop(op.name)
             named[op.name] = named[op.inputs[0]]
@@ -209,9 +208,9 @@ def _loss(head: LossHead, inputs: tuple[str, ...], chunks: Mapping[str, int]) ->
     return replace(head.loss, kind=KIND, inputs=inputs, attrs={**attrs, **numbers})
 
 
-def _of_rows(op: Op, name: str, width: int) -> Op:
-    """A view of logits as one of what they are made of."""
+def _of_rows(op: Op, name: str, read: str, width: int) -> Op:
+    """A view of logits as one of what they are made of, by its name."""
     attrs = dict(op.attrs)
     if op.kind == "reshape":
         attrs["shape"] = (*attrs["shape"][:-1], width)
-    return replace(op, inputs=(name,), attrs=attrs)
+    return replace(op, inputs=(read,), outputs=(name,), attrs=attrs)

@@ -282,6 +282,9 @@ def told_apart(rule: Rule) -> Rule:
         rule,
         text=re.sub(_NAME, lambda match: of(match[0]), rule.text),
         keeps=tuple(replace(k, dims=tuple(map(of, k.dims))) for k in rule.keeps),
+        workspace=tuple(replace(w, dims=tuple(map(of, w.dims))) for w in rule.workspace),
+        streams=tuple(replace(s, dims=tuple(map(of, s.dims))) for s in rule.streams),
+        chunked=rule.chunked and replace(rule.chunked, factor=of(rule.chunked.factor)),
         implementations=tuple(
             replace(
                 each,

@@ -5,7 +5,7 @@ With z = x W^T for N rows x of width k and a vocabulary of v, p the softmax of z
 rows of zeros with a one, the gradient of the sum of losses is (p - y) W for x and (p - y)^T x for
 W. Both are made in the forward, while a chunk's logits are there: three products as ever, and
 N / chunks x v logits in place of N x v; each chunk reads W twice and adds to its gradient once
-(Hsu et al. 2024, Liger Kernel, section 3.2). Backward multiplies them by what arrives, and writes
+(Hsu et al. 2024, Liger Kernel). Backward multiplies them by what arrives, and writes
 into nothing that was kept: it may run twice.
 
 Where ranks split the vocabulary, rows' maxima are joined and then the sums over their columns,

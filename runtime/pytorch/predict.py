@@ -11,7 +11,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -22,7 +22,7 @@ from torch import nn
 
 from autopar.emit.marks import instrumented
 from autopar.files import plan_folder
-from autopar.lowering.of_plan import batch_dims, plan_cut, planned_graph, with_logits
+from autopar.lowering.of_plan import batch_dims, plan_cut, planned_graph
 from autopar.nouns.axes import MICROBATCH, PIPELINE, SAMPLES
 from autopar.nouns.errors import UserError, did_you_mean
 from autopar.nouns.graph import Graph, Op
@@ -80,7 +80,7 @@ def _asked(folder: Path, workload: Workload, module: str | None) -> Asked:
                 f"predict({module!r}): the program makes its logits in {made.loss_chunks} chunks, "
                 f"and cannot be asked for all of them once it is changed. {edited}"
             )
-        plan = with_logits(made, captured.graph)
+        plan = replace(made, loss_chunks=None)  # views of logits are then whole
     if key in plan_cut(plan, planned_graph(plan, captured.graph), batch_dims(captured.batch)).apart:
         raise NoResult(
             f"predict({module!r}): its result has samples and tokens in one dim, of which ranks "

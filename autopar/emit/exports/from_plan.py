@@ -24,6 +24,7 @@ from autopar.nouns.axes import (
     TENSOR,
 )
 from autopar.nouns.batch import BatchEntry
+from autopar.nouns.buckets import bucket_text
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.errors import UserError
 from autopar.nouns.graph import Graph, Tensor
@@ -60,11 +61,27 @@ def setup_of(plan: Plan, graph: Graph, batch: Iterable[BatchEntry], cluster: Clu
         layers=sum(layers) or None,
         cuts=layers,
         gathers=_gathers(plan, graph),
+        aside=tuple(aside_of(plan)),
         held=_held(plan, graph),
         parameters=tuple(_parameters(plan, graph)),
         activations=tuple(_activations(plan, graph)),
         batch_dims={e.name: (len(e.shape), e.batch_dim) for e in entries if e.kind != "drawn"},
     )
+
+
+def aside_of(plan: Plan) -> Iterator[str]:
+    """What the plan's programs do that no layout holds, as notes for other trainers."""
+    if plan.loss_chunks is not None:
+        yield (
+            f"loss_chunks={plan.loss_chunks} (logits are never whole): a device's memory may be "
+            "short without"
+        )
+    if plan.bucket_bytes is not None:
+        yield f"bucket={bucket_text(plan.bucket_bytes)} of gradients: the trainer has its own size"
+    if plan.all_reduce is not None:
+        yield f"all_reduce={plan.all_reduce}: the library's own takes its place"
+    if plan.reduce_dtype is not None:
+        yield f"reduce={plan.reduce_dtype} of gradients: the trainer has its own dtype"
 
 
 def _layout(plan: Plan, graph: Graph, samples: int) -> Layout:

@@ -103,6 +103,8 @@ class Setup:
     held: Held | None = None
     parameters: tuple[StoredTensor, ...] = ()
     activations: tuple[StoredTensor, ...] = ()
+    aside: tuple[str, ...] = ()
+    """What the plan's programs do that is no part of a layout, as notes."""
     batch_dims: Mapping[str, tuple[int, int | None]] = field(default_factory=dict)
     """Entry of the batch -> (its rank, its batch dim or None)."""
 

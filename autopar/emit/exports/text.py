@@ -124,7 +124,8 @@ def not_carried(
             per_op and splits
         ),
     }
-    return (*(note for note, holds in notes.items() if holds), *(text for text in more if text))
+    own = (*(note for note, holds in notes.items() if holds), *setup.aside)
+    return (*own, *(text for text in more if text))
 
 
 def recomputes(setup: Setup, selects_ops: bool = False) -> str:

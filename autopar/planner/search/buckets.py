@@ -9,11 +9,9 @@ from autopar.nouns.layout import BUCKET, LayoutError
 from autopar.nouns.reduction import TWO_LEVEL, two_level_of
 from autopar.planner.ask.question import Decided, Question
 from autopar.planner.search.all_reduce import check_all_reduce
-from autopar.planner.solve.solved import lowered_of, state_of
-from autopar.pricing.cut_model import CutModel
-from autopar.pricing.cuts import Cuts
+from autopar.planner.solve.solved import state_of
+from autopar.planner.staged.in_full import model_of
 from autopar.pricing.pipeline import PipelinePrices
-from autopar.pricing.prices import Prices
 from autopar.pricing.reduced import Way
 from autopar.pricing.state import StateSharding
 from autopar.pricing.two_level import data_cut
@@ -50,13 +48,9 @@ def sums_of(question: Question, decided: Decided) -> Sums:
 
 
 def _priced_way(question: Question, decided: Decided, state: StateSharding) -> Way:
-    lowered = lowered_of(question, decided)
-    prices = Prices(question.cluster, lowered.mesh, question.precision, question.fusion)
-    model = CutModel(Cuts.of(lowered), None, prices, question.framework)
-    recompute = decided.layout.recompute
-    return (
-        PipelinePrices(model, question.cluster, state, recompute, 1).time(0, len(model.units)).way
-    )
+    model, recompute = model_of(question, decided), decided.layout.recompute
+    stage = PipelinePrices(model, question.cluster, state, recompute, 1)
+    return stage.time(0, len(model.units)).way
 
 
 def _check_bucket(question: Question, state: StateSharding) -> None:

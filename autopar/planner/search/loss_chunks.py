@@ -19,11 +19,8 @@ from autopar.planner.ask.question import Answer, Outcome, Question
 from autopar.planner.search.layouts import Progress, search_plan
 from autopar.planner.solve.solved import lowered_of, state_of
 from autopar.planner.solve.standings import NothingFits
-from autopar.planner.staged.in_full import settled
-from autopar.pricing.cut_model import CutModel
-from autopar.pricing.cuts import Cuts
+from autopar.planner.staged.in_full import model_of, settled
 from autopar.pricing.priced import price
-from autopar.pricing.prices import Prices
 from autopar.rules.loss_heads import AS_MANY_AS_IT_TAKES, KIND, LossHead, in_chunks, loss_heads
 from autopar.rules.terms import accumulated
 from autopar.rules.vocabulary import FEWEST_ROWS, LEAST_ROWS
@@ -169,8 +166,5 @@ def rows_of(lowered: Lowered) -> int:
 
 def _one_stage(question: Question, answer: Answer) -> Answer:
     decided = answer.decided
-    lowered = lowered_of(question, decided)
-    prices = Prices(question.cluster, lowered.mesh, question.precision, question.fusion)
-    model = CutModel(Cuts.of(lowered), None, prices, question.framework)
     state = state_of(question, decided.layout, decided.candidate)
-    return Answer(decided, price(model, state, decided.layout.recompute))
+    return Answer(decided, price(model_of(question, decided), state, decided.layout.recompute))

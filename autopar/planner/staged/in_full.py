@@ -1,4 +1,4 @@
-"""The pipeline that has won, priced in full: lowered on its own mesh."""
+"""What has won, priced in full: lowered on its own mesh."""
 
 from __future__ import annotations
 
@@ -14,6 +14,13 @@ from autopar.pricing.priced import priced
 from autopar.pricing.prices import Prices
 
 
+def model_of(question: Question, decided: Decided) -> CutModel:
+    """What is decided, lowered on its own mesh, with its prices there."""
+    lowered = lowered_of(question, decided)
+    prices = Prices(question.cluster, lowered.mesh, question.precision, question.fusion)
+    return CutModel(Cuts.of(lowered), None, prices, question.framework)
+
+
 def settled(question: Question, decided: Decided) -> Answer:
     """The same decisions, lowered on their own mesh and priced there.
 
@@ -21,13 +28,11 @@ def settled(question: Question, decided: Decided) -> Answer:
     """
     layout, order = decided.layout, decided.order
     assert order is not None
-    lowered = lowered_of(question, decided)
-    prices = Prices(question.cluster, lowered.mesh, question.precision, question.fusion)
-    cuts = CutModel(Cuts.of(lowered), None, prices, question.framework)
+    cuts = model_of(question, decided)
     state = state_of(question, layout, decided.candidate)
     stages = PipelinePrices(cuts, question.cluster, state, layout.recompute, decided.pp)
     stages = stages.staged(order.schedule, choices_of(decided.stages, order.schedule))
     places = {name: i for i, name in enumerate(cuts.units)}
     ends = (*(places[stage.first] for stage in decided.stages[1:]), len(cuts.units))
-    stage_parts(lowered, decided.stages)
+    stage_parts(cuts.lowered, decided.stages)
     return Answer(decided, priced(stages, order, ends, state_bytes(question.graph)))

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from autopar.emit.marks import instrumented
 from autopar.files import plan_folder
 from autopar.frontends.pytorch import capture
+from autopar.lowering.of_plan import planned_graph
 from autopar.nouns.axes import PIPELINE
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Spread, Stage
@@ -69,7 +70,7 @@ def probed(folder: str | Path, workload: Workload) -> Probed:
         spread_text = instrumented(own_text, program_of(plan, captured, marks=True), PROBE)
     else:
         spread_text = program_of(spread, captured, probes=True)
-    places = places_of(captured.graph)
+    places = places_of(planned_graph(plan, captured.graph))
     return Probed(spread_text, single_text, places, changed, read_lists(folder, plan))
 
 
