@@ -21,8 +21,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from autopar.nouns.axes import REPLICATE
 from autopar.runtime.pytorch import played_collective
-from autopar.runtime.pytorch.two_level import two_level_all_reduce, two_level_groups
+from autopar.runtime.pytorch.ranks import Ranks
+from autopar.runtime.pytorch.two_level import two_level_all_reduce
 from benchmarks.collective_topologies import algorithms_for
 
 PLAYED_BYTES = (4 << 10, 1 << 20)
@@ -88,7 +90,8 @@ def played() -> dict[str, Any]:
 
 
 def slow(rounds: int, size_bytes: int, per_host: int) -> dict[str, Any]:
-    inside, across = two_level_groups(per_host)
+    ranks = Ranks({REPLICATE: dist.get_world_size()})
+    inside, across = ranks.two_level_groups((REPLICATE,), per_host)
     runs: dict[str, Run] = {
         "library": dist.all_reduce,
         "two-level": lambda x: two_level_all_reduce(x, inside, across),

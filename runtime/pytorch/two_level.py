@@ -49,20 +49,6 @@ class TwoLevelSum:
         two_level_all_reduce(bucket, self._inside, self._across, piece_bytes)
 
 
-def two_level_groups(per_host: int) -> tuple[Group, Group]:
-    """(inside, across) of this rank, of ranks that are numbered host by host.
-
-    Every rank of the job calls it. Raises `TwoLevelError` where the hosts do not share the ranks.
-    """
-    ranks, here = dist.get_world_size(), dist.get_rank()
-    if per_host < 1 or ranks % per_host:
-        raise TwoLevelError(f"{ranks} ranks on hosts of {per_host}: {per_host} must divide {ranks}")
-    inside = [list(range(start, start + per_host)) for start in range(0, ranks, per_host)]
-    across = [list(range(place, ranks, per_host)) for place in range(per_host)]
-    made = [[dist.new_group(members) for members in groups] for groups in (inside, across)]
-    return made[0][here // per_host], made[1][here % per_host]
-
-
 def two_level_all_reduce(
     x: Tensor, inside: Group, across: Group, piece_bytes: int | None = None
 ) -> None:

@@ -20,13 +20,12 @@ from autopar.collectives import known
 from autopar.collectives.algorithm import Algorithm, AlgorithmError, Kind
 from autopar.collectives.synthesis import Instance, synthesise
 from autopar.collectives.topology import torus
+from autopar.nouns.axes import REPLICATE
 from autopar.runtime.pytorch import played_collective
 from autopar.runtime.pytorch.bucket_sums import BucketSums
-from autopar.runtime.pytorch.two_level import (
-    TwoLevelError,
-    two_level_all_reduce,
-    two_level_groups,
-)
+from autopar.runtime.pytorch.ranks import Ranks
+from autopar.runtime.pytorch.two_level import TwoLevelError, two_level_all_reduce
+from autopar.runtime.shared.settings import ProgramError
 
 RANKS = 4
 SIZES = (0, 1, 3, 4, 7, 64, 1001)
@@ -145,7 +144,7 @@ def refused(call: Callable[[], object], error: type[Exception], text: str) -> No
 
 def refusals() -> None:
     x, ring = torch.zeros(4, 4), known.ring(RANKS)
-    inside, across = two_level_groups(2)
+    inside, across = hosts_of(2)
     reduce, scatter = played_collective.all_reduce, played_collective.reduce_scatter
     wrong = Algorithm.parse(str(ring).replace("+", ">", 1))
     refused(lambda: reduce(x.T[:2], ring, world()), AlgorithmError, "contiguous")
@@ -153,8 +152,20 @@ def refusals() -> None:
     refused(lambda: reduce(x, wrong, world()), AlgorithmError, "in the end")
     small = known.ring(RANKS, "reduce_scatter")
     refused(lambda: scatter(x[:3], small, world()), AlgorithmError, "do not divide 3")
-    refused(lambda: two_level_groups(3), TwoLevelError, "3 must divide 4")
+    ranks = Ranks({REPLICATE: RANKS})
+    for runs in (1, 3, RANKS):
+        refused(
+            lambda n=runs: ranks.two_level_groups((REPLICATE,), n), ProgramError, "several runs"
+        )
     refused(lambda: two_level_all_reduce(x.T, inside, across), TwoLevelError, "contiguous")
+
+
+def hosts_of(size: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
+    """(inside, across) of this rank; one rank a host, or one host, are cases of their own."""
+    first = range(0, RANKS, size)
+    inside, _ = dist.new_subgroups_by_enumeration([[*range(f, f + size)] for f in first])  # type: ignore[no-untyped-call]
+    across, _ = dist.new_subgroups_by_enumeration([[*range(i, RANKS, size)] for i in range(size)])  # type: ignore[no-untyped-call]
+    return inside, across
 
 
 def world() -> dist.ProcessGroup:
@@ -174,7 +185,7 @@ def checks() -> dict[str, Check]:
         for name, each in made.items()
     }
     for per_host in (1, 2, 4):
-        groups = two_level_groups(per_host)
+        groups = hosts_of(per_host)
         runs[f"hosts of {per_host}"] = lambda x, g=groups: two_level_all_reduce(x, *g)  # type: ignore[misc]
     every: dict[str, Check] = {}
     for name, run in runs.items():
