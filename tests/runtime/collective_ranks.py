@@ -153,10 +153,9 @@ def refusals() -> None:
     small = known.ring(RANKS, "reduce_scatter")
     refused(lambda: scatter(x[:3], small, world()), AlgorithmError, "do not divide 3")
     ranks = Ranks({REPLICATE: RANKS})
-    for runs in (1, 3, RANKS):
-        refused(
-            lambda n=runs: ranks.two_level_groups((REPLICATE,), n), ProgramError, "several runs"
-        )
+    for inside_each in (1, 3, RANKS):
+        with pytest.raises(ProgramError, match="several runs"):
+            ranks.two_level_groups((REPLICATE,), inside_each)
     refused(lambda: two_level_all_reduce(x.T, inside, across), TwoLevelError, "contiguous")
 
 
