@@ -30,6 +30,7 @@ from autopar.nouns.reduction import ranks_inside, two_level_of
 from autopar.nouns.style import STYLES
 from autopar.nouns.workload import PRECISIONS
 from autopar.nouns.zero import ZERO_LEVELS
+from autopar.rules.kernels import wrong_kernels
 
 _ONE = TypeAdapter(tuple[Plan], config=ConfigDict(extra="forbid"))
 """A tuple, because a dataclass takes the settings of pydantic from what it lies in."""
@@ -129,6 +130,9 @@ def check_names(plan: Plan, graph: Graph) -> None:
     for i, spread in enumerate(plan.spreads):
         for table, names in (("ops", ops), ("shared", tensors), ("parameters", tensors)):
             _known(f"spreads[{i}].{table}", getattr(spread, table), names)
+    _known("kernels", plan.kernels, ops)
+    for where, may in wrong_kernels(graph, plan.kernels):
+        raise _bad(f"kernels.{where}", plan.kernels[where], may)
     for i, stage in enumerate(plan.stages):
         if stage.first:
             _known(f"stages[{i}].first", [stage.first], {op.name for op in graph.ops})

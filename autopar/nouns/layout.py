@@ -10,6 +10,7 @@
            | "loss_chunks=" none, or how many        see `autopar.rules.loss_heads`
            | "reduce=" float32, bfloat16 or float16
            | "all_reduce=" library or two-level     see `autopar.nouns.reduction`
+           | ("attention=" | "kernels=") a kernel    see `autopar.rules.implementations.kernels`
            | ("sequence_parallel" | "uneven") "=" on or off
 
 `Pins` are some of the choices, a `Layout` is all of them; the text of a layout is that of its pins.
@@ -49,6 +50,7 @@ from autopar.nouns.zero import ZERO_LEVELS
 RING_RANKS = "cp_ring"
 CHUNKS, NO_CHUNKS = "loss_chunks", "none"
 BUCKET, REDUCE, ALL_REDUCE = "bucket", "reduce", "all_reduce"
+ATTENTION_BY, KERNELS = "attention", "kernels"
 DEGREES = (REPLICATE, SHARD, TENSOR, CONTEXT, EXPERT, PIPELINE)
 _DIGITS = 12
 """More of them are a slip of the finger; Python would take up to thousands."""
@@ -102,6 +104,10 @@ class Pins:
     reduce: str | None = None
     """Dtype of gradients that FSDP2 reduces."""
     all_reduce: str | None = None
+    attention: str | None = None
+    """The kernel of attention, by its name."""
+    kernels: str | None = None
+    """That of all else that has some."""
 
     def texts(self) -> dict[str, str]:
         """What is pinned, in the words of ``--fix``."""
@@ -127,7 +133,9 @@ def _text(name: str, value: Any) -> str:
 
 
 NAMES = tuple(one.name for one in fields(Pins))
-_NOT_OF_LAYOUTS = ("microbatches", RING_RANKS, CHUNKS, BUCKET, REDUCE, ALL_REDUCE)
+OF_PROGRAMS = (CHUNKS, BUCKET, REDUCE, ALL_REDUCE, ATTENTION_BY, KERNELS)
+"""What a program does on top of its layout."""
+_NOT_OF_LAYOUTS = ("microbatches", RING_RANKS, *OF_PROGRAMS)
 """What follows from the rest of a layout."""
 WORDS: Mapping[str, Sequence[str]] = MappingProxyType(
     {
@@ -203,8 +211,8 @@ class Grammar:
                 may = alternatives(self.words[name]) + _MEANS.get(name, "")
                 raise LayoutError(f"--fix {name}={text}: choose {may}")
             return _of_words(name, text)
-        if name == "schedule":
-            return text
+        if name in ("schedule", ATTENTION_BY, KERNELS):
+            return text  # known to whoever plays it, or has a table of them
         if name == CHUNKS and text == NO_CHUNKS:
             return 0
         if name == BUCKET:

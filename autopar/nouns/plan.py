@@ -209,6 +209,8 @@ class Plan:
     reduce_dtype: of gradients that FSDP2 reduces; None: as they are stored.
     all_reduce:   by which replicas add up gradients (`autopar.nouns.reduction`), with the ranks of
                   a domain, as ``two-level of 8``; None: the library's.
+    kernels:      op key -> what runs it (``attention by cudnn``, `autopar.rules.kernels`), of the
+                  op that gives the result where a kernel runs several; others run as torch has it.
     """
 
     workload: str
@@ -233,6 +235,7 @@ class Plan:
     bucket_bytes: int | None = None
     reduce_dtype: str | None = None
     all_reduce: str | None = None
+    kernels: Mapping[str, str] = field(default_factory=dict)
     format: int = FORMAT
 
     @property
@@ -277,8 +280,11 @@ class Plan:
 
 def as_data(plan: Plan) -> dict[str, Any]:
     """The plan as plain values. What only plans that offload have is left out of others, and so is
-    what only those with uneven routes, a loss in chunks, other buckets or other sums have."""
+    what only those with uneven routes, a loss in chunks, other buckets or other sums, or kernels
+    have."""
     data = dataclasses.asdict(plan)
+    if not plan.kernels:
+        del data["kernels"]
     for rare in ("expert_imbalance", "loss_chunks", "bucket_bytes", "reduce_dtype", "all_reduce"):
         if getattr(plan, rare) is None:
             del data[rare]

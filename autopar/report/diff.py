@@ -12,6 +12,7 @@ from rich.text import Text
 
 from autopar.nouns.buckets import bucket_text
 from autopar.nouns.cluster import Cluster
+from autopar.nouns.kernels import kernels_text
 from autopar.nouns.plan import Plan
 from autopar.nouns.reduction import LIBRARY
 from autopar.report.batches import Batches, batch_text, not_alike, sample_times_s, samples_of
@@ -53,6 +54,7 @@ def decisions(
             "buckets": "usual" if plan.bucket_bytes is None else bucket_text(plan.bucket_bytes),
             "reduction": plan.reduce_dtype or "as stored",
             "all-reduce": plan.all_reduce or LIBRARY,
+            "kernels": kernels_text(plan.kernels) or "as torch has them",
             "execution": plan.style,
             "precision": plan.precision,
             "optimizer": plan.optimizer,

@@ -28,6 +28,7 @@ from autopar.nouns.buckets import bucket_text
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.errors import UserError
 from autopar.nouns.graph import Graph, Tensor
+from autopar.nouns.kernels import kernels_text
 from autopar.nouns.layout import Layout
 from autopar.nouns.optimizer import is_own, state_per_parameter
 from autopar.nouns.plan import Plan, key
@@ -80,6 +81,8 @@ def aside_of(plan: Plan) -> Iterator[str]:
         yield f"bucket={bucket_text(plan.bucket_bytes)} of gradients: the trainer has its own size"
     if plan.all_reduce is not None:
         yield f"all_reduce={plan.all_reduce}: the library's own takes its place"
+    if plan.kernels:
+        yield f"kernels ({kernels_text(plan.kernels)}): the trainer has its own"
     if plan.reduce_dtype is not None:
         yield f"reduce={plan.reduce_dtype} of gradients: the trainer has its own dtype"
 

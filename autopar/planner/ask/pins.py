@@ -27,10 +27,7 @@ from autopar.nouns.axes import (
     TENSOR,
 )
 from autopar.nouns.layout import (
-    ALL_REDUCE,
-    BUCKET,
-    CHUNKS,
-    REDUCE,
+    OF_PROGRAMS,
     RING_RANKS,
     WORDS,
     Grammar,
@@ -67,10 +64,7 @@ CHOICES = (
     "microbatch",
     "recompute",
     "offload",
-    CHUNKS,
-    BUCKET,
-    REDUCE,
-    ALL_REDUCE,
+    *OF_PROGRAMS,
 )
 ORDERS = ("none", *SCHEDULES, "found")
 

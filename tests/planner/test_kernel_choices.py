@@ -1,0 +1,172 @@
+"""By which kernels plans run their ops: what is chosen, what may be pinned, what is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from autopar.cli.commands import plan_files
+from autopar.cost_models.catalogue import find_device
+from autopar.files import plan_folder
+from autopar.files.plan_folder import PlanFolderError
+from autopar.nouns.cluster import Cluster, DeviceGroup
+from autopar.nouns.errors import UserError
+from autopar.nouns.layout import Grammar, Pins
+from autopar.nouns.level import Level
+from autopar.planner import plan
+from autopar.planner.planning import Options, PlanResult
+
+MODEL = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+import autopar
+
+D, H = 512, 4
+
+
+class Layer(nn.Module):
+    def __init__(self, mask=False):
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(D, D) for _ in range(4))
+        self.gate, self.up, self.down = nn.Linear(D, D), nn.Linear(D, D), nn.Linear(D, D)
+        self.mask = mask
+
+    def forward(self, x):
+        q, k, v = (f(x).unflatten(2, (H, -1)).transpose(1, 2) for f in (self.q, self.k, self.v))
+        given = {"is_causal": True}
+        if self.mask:
+            given = {"attn_mask": torch.rand(x.shape[1], x.shape[1]) < 0.5}
+        mixed = F.scaled_dot_product_attention(q, k, v, **given)
+        x = x + self.o(mixed.transpose(1, 2).flatten(2))
+        return x + self.down(F.silu(self.gate(x)) * self.up(x))
+
+
+class _Model(nn.Module):
+    def __init__(self, mask=False):
+        super().__init__()
+        self.layers = nn.ModuleList(Layer(mask) for _ in range(2))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x.square().mean()
+
+
+def workload(precision, mask=False):
+    return autopar.Workload(
+        model=lambda: _Model(mask), batch=lambda: {"x": torch.randn(16, 256, D)},
+        optimizer="adamw", precision=precision,
+    )
+
+
+half, single, masked = workload("bfloat16"), workload("float32"), workload("bfloat16", True)
+"""
+
+
+def cluster(*names: str) -> Cluster:
+    each = 4 // len(names)
+    groups = tuple(DeviceGroup(find_device(name), each) for name in names)
+    return Cluster("four", groups, (Level("nvlink", 4, 300e9, 2e-6),))
+
+
+H100 = cluster("H100")
+
+
+@pytest.fixture(scope="module")
+def where(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("kernels")
+    (folder / "model.py").write_text(MODEL)
+    return folder
+
+
+def planned(
+    where: Path, *pins: str, on: Cluster = H100, model: str = "half", options: Options | None = None
+) -> PlanResult:
+    fix = dict(pin.split("=") for pin in ("dp_shard=4", *pins))
+    return plan(f"{where / 'model.py'}:{model}", on, fix, options)
+
+
+def kernels(where: Path, *pins: str, on: Cluster = H100, model: str = "half") -> set[str]:
+    return set(planned(where, *pins, on=on, model=model).plan.kernels.values())
+
+
+def test_the_fastest_that_all_devices_have(where: Path) -> None:
+    assert kernels(where) == {"attention by cudnn", "gated_activation by triton"}
+    for other in (("A100-80GB",), ("H100", "A100-80GB")):  # cuDNN's is no faster there than torch's
+        assert kernels(where, on=cluster(*other)) == {"gated_activation by triton"}
+    assert kernels(where, on=cluster("MI300X")) == set()
+    assert kernels(where, model="single") == {"gated_activation by triton"}
+    assert kernels(where, model="masked") == {"gated_activation by triton"}
+
+
+def test_pins_take_away_and_give(where: Path) -> None:
+    by = {pin: planned(where, *pin.split()).plan for pin in (
+        "attention=cudnn", "attention=torch", "attention=flash", "kernels=torch",
+    )}  # fmt: skip
+    step_s = {pin: p.prediction.step_time_s for pin, p in by.items()}
+    assert "gated_activation by triton" not in by["kernels=torch"].kernels.values()
+    assert set(by["attention=flash"].kernels.values()) >= {"attention by flash"}
+    assert step_s["attention=cudnn"] < step_s["attention=flash"] == step_s["attention=torch"]
+    assert step_s["attention=cudnn"] < step_s["kernels=torch"]
+
+
+def test_compiled_programs_name_attention_alone(where: Path) -> None:
+    compiled = planned(where, options=Options(style="compiled")).plan
+    assert set(compiled.kernels.values()) == {"attention by cudnn"}
+
+
+def test_rows_that_are_split_run_by_calls_of_their_own(where: Path) -> None:
+    fix = {"cp": "4", "cp_ring": "4"}
+    made = plan(f"{where / 'model.py'}:half", H100, fix)
+    assert set(made.plan.kernels.values()) == {"gated_activation by triton"}
+    with pytest.raises(UserError, match="its rows are split over cp"):
+        plan(f"{where / 'model.py'}:half", H100, {**fix, "attention": "cudnn"})
+    heads = plan(f"{where / 'model.py'}:half", H100, {"cp": "4", "cp_head": "4"})
+    assert "attention by cudnn" in heads.plan.kernels.values()
+
+
+REFUSED = {
+    "a device": (("attention=cudnn",), "A100-80GB", "half", "Hopper, Blackwell, not on A100-80GB"),
+    "one of the devices": (("attention=cudnn",), "H100 A100-80GB", "half", "not on A100-80GB"),
+    "AMD": (("kernels=triton",), "MI300X", "half", "triton runs on Ampere"),
+    "a dtype": (("attention=flash",), "H100", "single", "the op reads float32"),
+    "a mask": (("attention=flash",), "H100", "masked", "it has a mask that is a tensor"),
+    "no such kernel": (("attention=cudn",), "H100", "half", "Did you mean cudnn"),
+    "of another op": (("kernels=cudnn",), "H100", "half", "There are torch or triton"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_kernel_that_cannot_run_is_an_error(where: Path, name: str) -> None:
+    pins, on, model, reason = REFUSED[name]
+    with pytest.raises(UserError, match=reason):
+        planned(where, *pins, on=cluster(*on.split()), model=model)
+
+
+def test_compiled_programs_leave_the_rest_to_the_compiler(where: Path) -> None:
+    with pytest.raises(UserError, match="leave kernels to the compiler"):
+        planned(where, "kernels=triton", options=Options(style="compiled"))
+
+
+def test_a_plan_is_read_back_and_an_edited_one_refused(where: Path) -> None:
+    made = planned(where)
+    folder = where / "plan"
+    plan_folder.write(folder, plan_files(made, folder)[0])
+    assert plan_folder.read_plan(folder).kernels == made.plan.kernels
+    file = folder / "plan.json"
+    data = json.loads(file.read_text())
+    name = next(iter(data["kernels"]))
+    data["kernels"][name] = "attention by oracle"
+    file.write_text(json.dumps(data))
+    with pytest.raises(PlanFolderError, match=name):
+        plan_folder.read_plan(folder)
+
+
+def test_pins_read_back() -> None:
+    pins = Pins(attention="cudnn", kernels="torch")
+    assert Grammar().read(pins.texts()) == pins
+    assert replace(pins, attention=None).texts() == {"kernels": "torch"}
