@@ -20,6 +20,7 @@ from autopar.nouns.buckets import MIB
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.errors import UserError
 from autopar.nouns.graph import Graph
+from autopar.nouns.kernels import kernel_of
 from autopar.nouns.layout import WORDS
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.offload import OFFLOAD
@@ -30,7 +31,6 @@ from autopar.nouns.reduction import ranks_inside, two_level_of
 from autopar.nouns.style import STYLES
 from autopar.nouns.workload import PRECISIONS
 from autopar.nouns.zero import ZERO_LEVELS
-from autopar.rules.kernels import wrong_kernels
 
 _ONE = TypeAdapter(tuple[Plan], config=ConfigDict(extra="forbid"))
 """A tuple, because a dataclass takes the settings of pydantic from what it lies in."""
@@ -84,6 +84,9 @@ def check_values(plan: Plan) -> None:
         raise _bad("bucket_bytes", plan.bucket_bytes, "a multiple of 1048576, or null")
     if plan.all_reduce is not None and ranks_inside(plan.all_reduce) is None:
         raise _bad("all_reduce", plan.all_reduce, f"{two_level_of(2)} or more, or null")
+    for where, text in plan.kernels.items():
+        if not all(kernel_of(text)):
+            raise _bad(f"kernels.{where}", text, "such as 'attention by cudnn'")
     if plan.clip_norm is not None and not 0 < plan.clip_norm < math.inf:
         raise _bad("clip_norm", plan.clip_norm, "a number, more than 0, or null")
     if not plan.stages:
@@ -131,8 +134,6 @@ def check_names(plan: Plan, graph: Graph) -> None:
         for table, names in (("ops", ops), ("shared", tensors), ("parameters", tensors)):
             _known(f"spreads[{i}].{table}", getattr(spread, table), names)
     _known("kernels", plan.kernels, ops)
-    for where, may in wrong_kernels(graph, plan.kernels):
-        raise _bad(f"kernels.{where}", plan.kernels[where], may)
     for i, stage in enumerate(plan.stages):
         if stage.first:
             _known(f"stages[{i}].first", [stage.first], {op.name for op in graph.ops})

@@ -12,6 +12,8 @@ from autopar.cli.commands import plan_files
 from autopar.cost_models.catalogue import find_device
 from autopar.files import plan_folder
 from autopar.files.plan_folder import PlanFolderError
+from autopar.lowering.lowered import LoweringError
+from autopar.lowering.of_plan import planned_graph
 from autopar.nouns.cluster import Cluster, DeviceGroup
 from autopar.nouns.errors import UserError
 from autopar.nouns.layout import Grammar, Pins
@@ -160,10 +162,11 @@ def test_a_plan_is_read_back_and_an_edited_one_refused(where: Path) -> None:
     file = folder / "plan.json"
     data = json.loads(file.read_text())
     name = next(iter(data["kernels"]))
-    data["kernels"][name] = "attention by oracle"
-    file.write_text(json.dumps(data))
-    with pytest.raises(PlanFolderError, match=name):
-        plan_folder.read_plan(folder)
+    for text, error in (("oracle", PlanFolderError), ("attention by oracle", LoweringError)):
+        data["kernels"][name] = text
+        file.write_text(json.dumps(data))
+        with pytest.raises(error, match=name):
+            planned_graph(plan_folder.read_plan(folder), made.captured.graph)
 
 
 def test_pins_read_back() -> None:
