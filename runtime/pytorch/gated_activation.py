@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 
 from autopar.runtime.pytorch.kernels.gated_activation import Activation
 from autopar.runtime.pytorch.kernels.gated_activation import gated_activation as by_triton
-from autopar.runtime.pytorch.own_kernels import by_own_kernel, runs_here
+from autopar.runtime.pytorch.own_kernels import own_kernel, run_own
 from autopar.runtime.shared.settings import ProgramError
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -39,8 +39,8 @@ def gated_activation(
             torch computes: so verification does.
     """
     if ":" in kernel:
-        if runs_here("gated_activation", kernel, gate):
-            return by_own_kernel(kernel, gate, gate, up, activation)
+        if (row := own_kernel("gated_activation", kernel, gate)) is not None:
+            return run_own(row, gate.shape, gate.dtype, gate, up, activation)
     elif kernel == "triton":
         if gate.is_cuda and gate.dtype is not torch.float64:
             return by_triton(gate, up, activation)

@@ -15,7 +15,7 @@ from autopar.nouns.windows import strip_rows
 from autopar.runtime.pytorch import ranks
 from autopar.runtime.pytorch.attention_kernels import attended_by
 from autopar.runtime.pytorch.dropout import drawn_apart
-from autopar.runtime.pytorch.own_kernels import by_own_kernel, runs_here
+from autopar.runtime.pytorch.own_kernels import own_kernel, run_own
 from autopar.runtime.pytorch.ring_attention import over_blocks
 from autopar.runtime.pytorch.ring_blocks import Block
 from autopar.runtime.shared.settings import ProgramError
@@ -92,9 +92,9 @@ def attention(
     if dropout and axis:
         attend = partial(drawn_apart, axis, attend)
     if not causal or (not rows and mask is None and window is None):
-        if ":" in kernel and runs_here("attention", kernel, q):
-            like = q.new_empty(()).expand(*q.shape[:3], v.shape[3])
-            return by_own_kernel(kernel, like, q, k, v, causal, scale)
+        if ":" in kernel and (row := own_kernel("attention", kernel, q)) is not None:
+            shape = torch.Size((*q.shape[:3], v.shape[3]))
+            return run_own(row, shape, q.dtype, q, k, v, causal, scale)
         with attended_by(kernel, q):
             return attend(q, k, v, mask, dropout, causal)
     made: list[Tensor] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from autopar.cli.commands import plan_files
 from autopar.cost_models.catalogue import find_device
 from autopar.files import plan_folder
+from autopar.files.cluster_file import load_cluster
 from autopar.files.plan_folder import PlanFolderError
 from autopar.lowering.lowered import LoweringError
 from autopar.lowering.of_plan import planned_graph
@@ -20,6 +22,7 @@ from autopar.nouns.layout import Grammar, Pins
 from autopar.nouns.level import Level
 from autopar.planner import plan
 from autopar.planner.planning import Options, PlanResult
+from autopar.rules.implementations.kernels import GATED, register_kernel, unregister
 
 MODEL = """
 import torch
@@ -173,3 +176,75 @@ def test_pins_read_back() -> None:
     pins = Pins(attention="cudnn", kernels="torch")
     assert Grammar().read(pins.texts()) == pins
     assert replace(pins, attention=None).texts() == {"kernels": "torch"}
+
+
+def test_the_choice_is_the_fastest_of_all_pinned(where: Path) -> None:
+    def step_s(*pins: str) -> float:
+        return planned(where, *pins).plan.prediction.step_time_s
+
+    every = [
+        step_s(f"attention={one}", f"kernels={other}")
+        for one in ("torch", "flash", "cudnn", "flash3")
+        for other in ("torch", "triton")
+    ]
+    assert step_s() == min(every)
+
+
+OWN = """
+import torch
+import autopar
+from model import workload
+
+
+def swiglu(gate, up, activation):
+    return torch.nn.functional.silu(gate) * up
+
+
+def attend(q, k, v, causal, scale):
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+
+autopar.register_kernel("gated_activation", swiglu, devices=("cpu", "hopper"), speed=2.0)
+autopar.register_kernel("attention", attend, devices=("gpu",), dtypes=("bfloat16",))
+half = workload("bfloat16")
+"""
+
+
+@pytest.fixture
+def own(where: Path) -> Iterator[str]:
+    (where / "own.py").write_text(OWN)
+    yield f"{where / 'own.py'}:half"
+    unregister(GATED, "own:swiglu")
+    unregister("attention", "own:attend")
+
+
+def test_a_kernel_of_ones_own(own: str, where: Path) -> None:
+    fix = {"dp_shard": "4"}
+    made = plan(own, H100, fix).plan
+    assert set(made.kernels.values()) == {"attention by cudnn", "gated_activation by own:swiglu"}
+    by_triton = plan(own, H100, {**fix, "kernels": "triton"}).plan
+    assert made.prediction.step_time_s < by_triton.prediction.step_time_s
+    a100 = plan(own, cluster("A100-80GB"), fix).plan
+    assert set(a100.kernels.values()) == {"gated_activation by triton"}
+    pinned = plan(own, H100, {**fix, "attention": "own:attend"}).plan
+    assert "attention by own:attend" in pinned.kernels.values()
+    cpu = plan(own, load_cluster("examples/clusters/cpu_4.yaml"), {}).plan
+    assert set(cpu.kernels.values()) == {"gated_activation by own:swiglu"}
+
+
+def test_what_cannot_be_registered() -> None:
+    def kernel() -> None: ...
+
+    for arguments, reason in (
+        (("rms_norm", plan), "kernels run attention or gated_activation"),
+        (("attention", "own:attend"), "give a function of a module"),
+        (("attention", kernel), "give a function of a module"),
+    ):
+        with pytest.raises(UserError, match=reason):
+            register_kernel(*arguments)
+    for name, value, reason in (
+        ("dtypes", ("int8",), "'int8' is no dtype of a kernel"),
+        ("speed", 0, "a number above 0"),
+    ):
+        with pytest.raises(UserError, match=reason):
+            register_kernel("attention", plan, **{name: value})  # type: ignore[arg-type]

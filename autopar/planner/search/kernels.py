@@ -122,7 +122,7 @@ def _fastest(site: Site, devices: Sequence[Device]) -> Kernel | None:
         and not row.computes(site.op, site.part.tensors)
     ]
     if site.op.kind == GATED:
-        return max(rows, key=lambda row: row.speed, default=None)
+        return max(rows, key=lambda row: (row.speed, row.own), default=None)
     head_dim = site.part.tensors[site.op.inputs[0]].shape[3]
 
     def reached(rate: str, speed: float = 1.0) -> float:

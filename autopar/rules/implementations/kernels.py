@@ -7,7 +7,7 @@ changes what is computed but by rounding: verification computes in plain torch, 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from autopar.nouns.cluster import Device
 from autopar.nouns.errors import UserError
@@ -38,7 +38,7 @@ class Kernel:
     rate:      of an attention, the constants by which it is priced, as `Software.attention` names
                them; empty: the usual ones.
     by_itself: the search takes it unasked: whatever brings torch to the device brings it.
-    speed:     how many times as fast it is as its price without it, where its user says so.
+    speed:     over its price, where its user says so.
     """
 
     kind: str
@@ -50,6 +50,8 @@ class Kernel:
     rate: str = ""
     by_itself: bool = True
     speed: float = 1.0
+    function: Callable[..., object] | None = None
+    """A user's."""
 
     @property
     def text(self) -> str:
@@ -141,22 +143,24 @@ def kernel_for(op: Op) -> Kernel | None:
 
 def register_kernel(
     kind: str,
-    name: str,
+    function: Callable[..., object],
     *,
     devices: Sequence[str] = ("cpu", "gpu"),
     dtypes: Sequence[str] = ("float32", *LOW),
     speed: float = 1.0,
 ) -> None:
-    """A kernel of one's own, which plans may run ops of ``kind`` by.
+    """A kernel of one's own, which plans may run ops of ``kind`` by; called in the model's file.
 
-    kind:    ``attention`` or ``gated_activation``.
-    name:    ``module:function``, of (q, k, v, causal, scale), where keys and values may have fewer
-             heads and a scale of None is 1 / sqrt(d), or of (gate, up, activation). Its result is
-             differentiable, and it writes none of them.
-    devices: that it runs on: ``cpu``, ``gpu``, or families such as ``hopper``.
-    dtypes:  that it computes in. Verification in float64 computes the op with torch's ops.
-    speed:   how many times as fast it is as torch's ops; at more than 1 plans take it by
-             themselves, else by ``--fix kernels=module:function`` (``attention=...``).
+    kind:     ``attention`` or ``gated_activation``.
+    function: of (q [b, h, s, d], k and v [b, g, t, d], causal, scale), where g divides h and a
+              scale of None is 1 / sqrt(d); or of (gate [..., f], up, activation), ``silu`` or
+              ``gelu_tanh``. Its result is differentiable, and it writes none of its arguments.
+    devices:  that it runs on: ``cpu``, ``gpu``, or families such as ``hopper``.
+    dtypes:   that it computes in. Verification in float64 computes the op with torch's ops.
+    speed:    how many times as fast it is as autopar prices the op: an attention by torch's usual
+              kernel, all else as one pass that moves each operand and result once. Of several
+              kernels plans take the fastest; ``--fix kernels=module:function`` (or ``attention=``)
+              pins this one.
 
     Raises `KernelError`.
     """
@@ -165,12 +169,13 @@ def register_kernel(
             f"register_kernel({kind!r}, ...): kernels run {' or '.join(_OWN)} so far; a call of "
             "your own in the model with a rule beside it (autopar.register_rule) runs anything"
         )
-    module, _, function = name.partition(":") if isinstance(name, str) else ("", "", "")
-    if not all(part.isidentifier() for part in (*module.split("."), function)):
+    place = (getattr(function, "__module__", None), getattr(function, "__qualname__", ""))
+    if not callable(function) or not place[0] or not place[1].isidentifier():
         raise KernelError(
-            f"register_kernel({kind!r}, {name!r}): name the function as 'module:function', such "
-            "as 'my_kernels:swiglu'"
+            f"register_kernel({kind!r}, {function!r}): give a function of a module, whose name "
+            "plans can hold"
         )
+    name = ":".join(map(str, place))
     if wrong := [d for d in dtypes if d not in DTYPE_BYTES or "float" not in d]:
         raise KernelError(
             f"register_kernel({kind!r}, {name!r}): {wrong[0]!r} is no dtype of a kernel, which are "
@@ -181,8 +186,8 @@ def register_kernel(
             f"register_kernel({kind!r}, {name!r}): speed={speed!r} is how many times as fast the "
             "kernel is, a number above 0"
         )
-    row = Kernel(kind, name, name, tuple(devices), tuple(dtypes), _OWN[kind])
-    register(replace(row, by_itself=speed > 1, speed=float(speed)))
+    against, of = _OWN[kind], (tuple(devices), tuple(dtypes))
+    register(Kernel(kind, name, name, *of, against, speed=float(speed), function=function))
 
 
 # Torch's backends of `scaled_dot_product_attention`: FlashAttention-2 on every device from Ampere
