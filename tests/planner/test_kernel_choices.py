@@ -23,6 +23,7 @@ from autopar.nouns.level import Level
 from autopar.planner import plan
 from autopar.planner.planning import Options, PlanResult
 from autopar.rules.implementations.kernels import GATED, register_kernel, unregister
+from autopar.runtime.jobs.launch import verify_many
 
 MODEL = """
 import torch
@@ -248,3 +249,27 @@ def test_what_cannot_be_registered() -> None:
     ):
         with pytest.raises(UserError, match=reason):
             register_kernel("attention", plan, **{name: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.gloo
+def test_plans_with_kernels_compute_the_model_and_verify_says_what_did_not_run(where: Path) -> None:
+    folders = []
+    for i, fix in enumerate(
+        (
+            {"tp": "2", "dp_shard": "2", "zero": "3", "recompute": "full"},
+            {"pp": "2", "tp": "2", "schedule": "zb-h1", "microbatch": "4"},
+            {"dp_replicate": "4", "microbatch": "2"},
+            {"cp": "4", "cp_head": "4"},
+        )
+    ):
+        made = plan(f"{where / 'model.py'}:half", H100, fix)
+        assert set(made.plan.kernels.values()) == {
+            "attention by cudnn",
+            "gated_activation by triton",
+        }
+        folders.append(where / f"verified{i}")
+        plan_folder.write(folders[-1], plan_files(made, folders[-1])[0])
+    for result in verify_many(folders):
+        assert result.passed
+        (sentence,) = result.unchecked
+        assert "attention by cudnn and gated_activation by triton: these run on GPUs" in sentence
