@@ -38,7 +38,7 @@ Fix = Annotated[
         "gradients, bfloat16 or float32. all_reduce: library, or two-level (replicas add up "
         "gradients inside hosts, then across). attention: the kernel that runs it, flash, cudnn, "
         "flash3, flash4, or torch, which takes one itself; kernels: triton or torch, for what else "
-        "has kernels. "
+        "has kernels. prefetch: 0, 1 or 2 units ahead that FSDP2 gathers parameters. "
         "sequence_parallel and recompute=selective, which no backend emits yet, are priced for "
         "transformers, and no program is written.",
     ),

@@ -26,6 +26,7 @@ from autopar.nouns.mesh import Mesh
 from autopar.nouns.offload import OFFLOAD
 from autopar.nouns.optimizer import OPTIMIZERS, is_own
 from autopar.nouns.plan import FORMAT, Plan, key
+from autopar.nouns.prefetch import PREFETCHES
 from autopar.nouns.recompute import Recompute, policies
 from autopar.nouns.reduction import ranks_inside, two_level_of
 from autopar.nouns.style import STYLES
@@ -84,6 +85,8 @@ def check_values(plan: Plan) -> None:
         raise _bad("bucket_bytes", plan.bucket_bytes, "a multiple of 1048576, or null")
     if plan.all_reduce is not None and ranks_inside(plan.all_reduce) is None:
         raise _bad("all_reduce", plan.all_reduce, f"{two_level_of(2)} or more, or null")
+    if plan.prefetch is not None:
+        _one_of("prefetch", plan.prefetch, PREFETCHES)
     for where, text in plan.kernels.items():
         if not all(kernel_of(text)):
             raise _bad(f"kernels.{where}", text, "such as 'attention by cudnn'")

@@ -10,6 +10,7 @@
            | "loss_chunks=" none, or how many        see `autopar.rules.loss_heads`
            | "reduce=" float32, bfloat16 or float16
            | "all_reduce=" library or two-level     see `autopar.nouns.reduction`
+           | "prefetch=" 0, 1 or 2                   see `autopar.nouns.prefetch`
            | ("attention=" | "kernels=") a kernel    see `autopar.rules.implementations.kernels`
            | ("sequence_parallel" | "uneven") "=" on or off
 
@@ -43,6 +44,7 @@ from autopar.nouns.axes import (
 from autopar.nouns.buckets import bucket_text, parse_bucket
 from autopar.nouns.errors import UserError, did_you_mean
 from autopar.nouns.offload import OFFLOAD
+from autopar.nouns.prefetch import PREFETCHES
 from autopar.nouns.recompute import ATTENTION, KEEP_ALL, POLICIES, Recompute
 from autopar.nouns.reduction import ALL_REDUCES
 from autopar.nouns.zero import ZERO_LEVELS
@@ -50,7 +52,7 @@ from autopar.nouns.zero import ZERO_LEVELS
 RING_RANKS = "cp_ring"
 CHUNKS, NO_CHUNKS = "loss_chunks", "none"
 BUCKET, REDUCE, ALL_REDUCE = "bucket", "reduce", "all_reduce"
-ATTENTION_BY, KERNELS = "attention", "kernels"
+ATTENTION_BY, KERNELS, PREFETCH = "attention", "kernels", "prefetch"
 DEGREES = (REPLICATE, SHARD, TENSOR, CONTEXT, EXPERT, PIPELINE)
 _DIGITS = 12
 """More of them are a slip of the finger; Python would take up to thousands."""
@@ -60,6 +62,7 @@ _MEANS: Mapping[str, str] = MappingProxyType(
         "zero": " (dp_shard splits nothing, optimizer state, and gradients, and parameters)",
         REDUCE: " (the dtype of gradients that FSDP2 reduces)",
         ALL_REDUCE: " (by which replicas add up gradients)",
+        PREFETCH: " (units ahead that FSDP2 gathers parameters)",
         "offload": " (what is in host memory between steps)",
         CHUNKS: "none, or ",
         "microbatch": "the samples that one microbatch has on one data rank, ",
@@ -108,6 +111,8 @@ class Pins:
     """The kernel of attention, by its name."""
     kernels: str | None = None
     """That of all else that has some."""
+    prefetch: int | None = None
+    """Units ahead that FSDP2 gathers parameters."""
 
     def texts(self) -> dict[str, str]:
         """What is pinned, in the words of ``--fix``."""
@@ -133,7 +138,7 @@ def _text(name: str, value: Any) -> str:
 
 
 NAMES = tuple(one.name for one in fields(Pins))
-OF_PROGRAMS = (CHUNKS, BUCKET, REDUCE, ALL_REDUCE, ATTENTION_BY, KERNELS)
+OF_PROGRAMS = (CHUNKS, BUCKET, REDUCE, ALL_REDUCE, ATTENTION_BY, KERNELS, PREFETCH)
 """What a program does on top of its layout."""
 _NOT_OF_LAYOUTS = ("microbatches", RING_RANKS, *OF_PROGRAMS)
 """What follows from the rest of a layout."""
@@ -146,6 +151,7 @@ WORDS: Mapping[str, Sequence[str]] = MappingProxyType(
         "uneven": _SWITCH[::-1],
         REDUCE: ("float32", "bfloat16", "float16"),
         ALL_REDUCE: ALL_REDUCES,
+        PREFETCH: tuple(map(str, PREFETCHES)),
     }
 )
 """The values of choices that are no counts; a schedule is known to whoever plays it."""
@@ -238,7 +244,7 @@ def _of_words(name: str, text: str) -> Any:
         return text == _SWITCH[True]
     if name == "recompute":
         return Recompute.parse(text)
-    return int(text) if name == "zero" else text
+    return int(text) if name in ("zero", PREFETCH) else text
 
 
 def divisors(number: int) -> list[int]:

@@ -209,6 +209,8 @@ class Plan:
     reduce_dtype: of gradients that FSDP2 reduces; None: as they are stored.
     all_reduce:   by which replicas add up gradients (`autopar.nouns.reduction`), with the ranks of
                   a domain, as ``two-level of 8``; None: the library's.
+    prefetch:     units ahead that FSDP2 gathers split parameters (`autopar.nouns.prefetch`); None:
+                  as it does by itself, or it gathers none.
     kernels:      op key -> what runs it (``attention by cudnn``, `autopar.rules.kernels`), of the
                   op that gives the result where a kernel runs several; others run as torch has it.
     """
@@ -235,6 +237,7 @@ class Plan:
     bucket_bytes: int | None = None
     reduce_dtype: str | None = None
     all_reduce: str | None = None
+    prefetch: int | None = None
     kernels: Mapping[str, str] = field(default_factory=dict)
     format: int = FORMAT
 
@@ -278,6 +281,11 @@ class Plan:
         return hashlib.sha256(to_json(self).encode()).hexdigest()[:16]
 
 
+_RARE = (
+    "expert_imbalance", "loss_chunks", "bucket_bytes", "reduce_dtype", "all_reduce", "prefetch",
+)  # fmt: skip
+
+
 def as_data(plan: Plan) -> dict[str, Any]:
     """The plan as plain values. What only plans that offload have is left out of others, and so is
     what only those with uneven routes, a loss in chunks, other buckets or other sums, or kernels
@@ -285,7 +293,7 @@ def as_data(plan: Plan) -> dict[str, Any]:
     data = dataclasses.asdict(plan)
     if not plan.kernels:
         del data["kernels"]
-    for rare in ("expert_imbalance", "loss_chunks", "bucket_bytes", "reduce_dtype", "all_reduce"):
+    for rare in _RARE:
         if getattr(plan, rare) is None:
             del data[rare]
     for record, own in (*_pairs(data, plan, "stages"), *_pairs(data, plan, "runners_up")):

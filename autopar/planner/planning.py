@@ -39,6 +39,7 @@ from autopar.planner.ask.unruled import check_allowed, check_registered, unruled
 from autopar.planner.search.buckets import sums_of
 from autopar.planner.search.kernels import asked_kernels, kernels_run
 from autopar.planner.search.loss_chunks import asked_chunks, check_rows, searched_in_chunks
+from autopar.planner.search.prefetch import prefetched
 from autopar.planner.search.reductions import check_reduce, reduce_dtype_of
 from autopar.planner.solve.solved import lowered_of
 from autopar.pricing.bands import memory_band, time_band
@@ -239,6 +240,7 @@ def plan_captured(
     kernels = kernels_run(question.graph, lowered, pins)
     graph = only_kernels(question.graph, kernels)
     question = replace(question, graph=graph, cluster=outcome.cluster)
+    outcome, prefetch = prefetched(question, outcome)
     made = _plan(outcome, question, captured, workload, workload_ref, style, tuple(missing))
     sums = sums_of(question, outcome.best.decided)
     made = replace(
@@ -248,6 +250,7 @@ def plan_captured(
         bucket_bytes=sums.bucket_bytes,
         all_reduce=sums.all_reduce,
         reduce_dtype=reduce_dtype_of(question, outcome.best.decided),
+        prefetch=prefetch,
         kernels=kernels,
     )
     against = tuple(f"No microbatches: {reason}." for reason in flow.obstacles)

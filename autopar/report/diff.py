@@ -54,6 +54,7 @@ def decisions(
             "buckets": "usual" if plan.bucket_bytes is None else bucket_text(plan.bucket_bytes),
             "reduction": plan.reduce_dtype or "as stored",
             "all-reduce": plan.all_reduce or LIBRARY,
+            "prefetch": "usual" if plan.prefetch is None else str(plan.prefetch),
             "kernels": kernels_text(plan.kernels) or "as torch has them",
             "execution": plan.style,
             "precision": plan.precision,

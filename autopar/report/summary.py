@@ -54,6 +54,7 @@ def summary_object(
         "bucket_bytes": plan.bucket_bytes,
         "reduce_dtype": plan.reduce_dtype,
         "all_reduce": plan.all_reduce,
+        "prefetch": plan.prefetch,
         "kernels": dict(plan.kernels),
         "style": plan.style,
         "precision": plan.precision,
@@ -130,6 +131,8 @@ def _decisions(plan: Plan, cluster: Cluster) -> RenderableType:
         rows.add_row("reduction", f"of gradients in {plan.reduce_dtype}")
     if inside := ranks_inside(plan.all_reduce):
         rows.add_row("all-reduce", f"of gradients inside domains of {inside} ranks, then across")
+    if plan.prefetch is not None:
+        rows.add_row("prefetch", f"parameters of {plan.prefetch} units gathered ahead")
     if plan.kernels:
         rows.add_row("kernels", kernels_text(plan.kernels))
     rows.add_row("execution", plan.style)

@@ -81,6 +81,8 @@ def aside_of(plan: Plan) -> Iterator[str]:
         yield f"bucket={bucket_text(plan.bucket_bytes)} of gradients: the trainer has its own size"
     if plan.all_reduce is not None:
         yield f"all_reduce={plan.all_reduce}: the library's own takes its place"
+    if plan.prefetch is not None:
+        yield f"prefetch={plan.prefetch}: the trainer gathers ahead in its own way"
     if plan.kernels:
         yield f"kernels ({kernels_text(plan.kernels)}): the trainer has its own"
     if plan.reduce_dtype is not None:

@@ -15,6 +15,7 @@ from autopar.nouns.layout import (
     DEGREES,
     KERNELS,
     OF_PROGRAMS,
+    PREFETCH,
     REDUCE,
     RING_RANKS,
     WORDS,
@@ -67,6 +68,11 @@ def read_pins(pairs: Mapping[str, str]) -> Pins:
         raise LayoutError(
             f"--fix {CHUNKS}={pins.loss_chunks}: layouts of architecture figures make "
             "logits whole; leave it out, or give `autopar plan` a model"
+        )
+    if pins.prefetch is not None:
+        raise LayoutError(
+            f"--fix {PREFETCH}={pins.prefetch}: layouts of architecture figures gather as their "
+            "software does; leave it out, or give `autopar plan` a model"
         )
     if pins.attention or pins.kernels:
         raise LayoutError(
