@@ -156,6 +156,7 @@ def _first_alike(plans: Mapping[str, Path]) -> dict[str, str]:
     for layout, folder in plans.items():
         plan = read_plan(folder)
         kernels = (plan.loss_chunks, plan.bucket_bytes, plan.reduce_dtype, plan.all_reduce)
+        kernels = (*kernels, plan.recipes)
         decided = repr((plan.spreads, plan.stages, plan.microbatches, plan.schedule, kernels))
         same[layout] = first.setdefault(decided, layout)
     return same

@@ -25,6 +25,7 @@ from autopar.nouns.mesh import Mesh
 from autopar.nouns.offload import OFFLOAD
 from autopar.nouns.optimizer import OPTIMIZERS, is_own
 from autopar.nouns.plan import FORMAT, Plan, key
+from autopar.nouns.recipes import Narrow
 from autopar.nouns.recompute import Recompute, policies
 from autopar.nouns.reduction import ranks_inside, two_level_of
 from autopar.nouns.style import STYLES
@@ -83,6 +84,11 @@ def check_values(plan: Plan) -> None:
         raise _bad("bucket_bytes", plan.bucket_bytes, "a multiple of 1048576, or null")
     if plan.all_reduce is not None and ranks_inside(plan.all_reduce) is None:
         raise _bad("all_reduce", plan.all_reduce, f"{two_level_of(2)} or more, or null")
+    for name, text in (plan.recipes or {}).items():
+        try:
+            Narrow.parse(text)
+        except ValueError as error:
+            raise _bad(f"recipes[{name!r}]", text, f"a recipe: {error}") from None
     if plan.clip_norm is not None and not 0 < plan.clip_norm < math.inf:
         raise _bad("clip_norm", plan.clip_norm, "a number, more than 0, or null")
     if not plan.stages:

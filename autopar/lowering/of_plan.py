@@ -14,15 +14,26 @@ from autopar.nouns.plan import Plan
 from autopar.rules.cut import BatchCut, batch_cut
 from autopar.rules.kept_whole import keep_whole
 from autopar.rules.loss_heads import in_chunks
+from autopar.rules.narrow import with_recipes
 from autopar.rules.pieces import BatchMixed
 from autopar.rules.uneven_routes import with_imbalance
 
 
 def planned_graph(plan: Plan, captured: Graph) -> Graph:
     """The graph that the plan is of: in its precision, with what it keeps whole, how unevenly
-    routes go to experts, and its loss in chunks."""
+    routes go to experts, its layers in 8 bits, and its loss in chunks.
+
+    Raises `LoweringError` where an op is to run by a recipe that cannot.
+    """
     graph = at_precision(keep_whole(captured, plan.replicated_ops), plan.precision)
-    return in_chunks(with_imbalance(graph, plan.expert_imbalance), plan.loss_chunks)
+    graph = with_imbalance(graph, plan.expert_imbalance)
+    try:
+        graph = with_recipes(graph, plan.recipes)
+    except KeyError as error:
+        raise LoweringError(
+            f"recipes[{error}]: the model has no linear layer of that name that may run in 8 bits"
+        ) from None
+    return in_chunks(graph, plan.loss_chunks)
 
 
 def batch_dims(batch: Iterable[BatchEntry]) -> dict[str, int]:

@@ -26,7 +26,7 @@ class Costly:
 
 BY_MATRIX = Costly(
     ("linear", "linear_t", "experts"),
-    ("mm", "addmm", "linear", "_grouped_mm"),
+    ("mm", "addmm", "linear", "_grouped_mm", "_scaled_mm"),
     ("dot_general", "ragged_dot"),
 )
 """JAX keeps all products, whatever their kind (a rule's cost is ``matmul``). PyTorch keeps a

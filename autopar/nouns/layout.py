@@ -10,6 +10,7 @@
            | "loss_chunks=" none, or how many        see `autopar.rules.loss_heads`
            | "reduce=" float32, bfloat16 or float16
            | "all_reduce=" library or two-level     see `autopar.nouns.reduction`
+           | "precision=" a recipe                   see `autopar.nouns.recipes`
            | ("sequence_parallel" | "uneven") "=" on or off
 
 `Pins` are some of the choices, a `Layout` is all of them; the text of a layout is that of its pins.
@@ -42,6 +43,7 @@ from autopar.nouns.axes import (
 from autopar.nouns.buckets import bucket_text, parse_bucket
 from autopar.nouns.errors import UserError, did_you_mean
 from autopar.nouns.offload import OFFLOAD
+from autopar.nouns.recipes import RECIPES
 from autopar.nouns.recompute import ATTENTION, KEEP_ALL, POLICIES, Recompute
 from autopar.nouns.reduction import ALL_REDUCES
 from autopar.nouns.zero import ZERO_LEVELS
@@ -49,6 +51,7 @@ from autopar.nouns.zero import ZERO_LEVELS
 RING_RANKS = "cp_ring"
 CHUNKS, NO_CHUNKS = "loss_chunks", "none"
 BUCKET, REDUCE, ALL_REDUCE = "bucket", "reduce", "all_reduce"
+PRECISION = "precision"
 DEGREES = (REPLICATE, SHARD, TENSOR, CONTEXT, EXPERT, PIPELINE)
 _DIGITS = 12
 """More of them are a slip of the finger; Python would take up to thousands."""
@@ -58,6 +61,7 @@ _MEANS: Mapping[str, str] = MappingProxyType(
         "zero": " (dp_shard splits nothing, optimizer state, and gradients, and parameters)",
         REDUCE: " (the dtype of gradients that FSDP2 reduces)",
         ALL_REDUCE: " (by which replicas add up gradients)",
+        PRECISION: " (by which linear layers run in 8 bits, as far as they gain)",
         "offload": " (what is in host memory between steps)",
         CHUNKS: "none, or ",
         "microbatch": "the samples that one microbatch has on one data rank, ",
@@ -102,6 +106,8 @@ class Pins:
     reduce: str | None = None
     """Dtype of gradients that FSDP2 reduces."""
     all_reduce: str | None = None
+    precision: str | None = None
+    """The recipe by which linear layers may run in 8 bits."""
 
     def texts(self) -> dict[str, str]:
         """What is pinned, in the words of ``--fix``."""
@@ -127,7 +133,7 @@ def _text(name: str, value: Any) -> str:
 
 
 NAMES = tuple(one.name for one in fields(Pins))
-_NOT_OF_LAYOUTS = ("microbatches", RING_RANKS, CHUNKS, BUCKET, REDUCE, ALL_REDUCE)
+_NOT_OF_LAYOUTS = ("microbatches", RING_RANKS, CHUNKS, BUCKET, REDUCE, ALL_REDUCE, PRECISION)
 """What follows from the rest of a layout."""
 WORDS: Mapping[str, Sequence[str]] = MappingProxyType(
     {
@@ -138,6 +144,7 @@ WORDS: Mapping[str, Sequence[str]] = MappingProxyType(
         "uneven": _SWITCH[::-1],
         REDUCE: ("float32", "bfloat16", "float16"),
         ALL_REDUCE: ALL_REDUCES,
+        PRECISION: tuple(RECIPES),
     }
 )
 """The values of choices that are no counts; a schedule is known to whoever plays it."""

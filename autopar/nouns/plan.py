@@ -209,6 +209,8 @@ class Plan:
     reduce_dtype: of gradients that FSDP2 reduces; None: as they are stored.
     all_reduce:   by which replicas add up gradients (`autopar.nouns.reduction`), with the ranks of
                   a domain, as ``two-level of 8``; None: the library's.
+    recipes:      by op key, how linear layers run in 8 bits (`autopar.nouns.recipes`), as
+                  ``fp8-row`` or ``fp8-row:output+input``; None: all have the plan's precision.
     """
 
     workload: str
@@ -233,6 +235,7 @@ class Plan:
     bucket_bytes: int | None = None
     reduce_dtype: str | None = None
     all_reduce: str | None = None
+    recipes: Mapping[str, str] | None = None
     format: int = FORMAT
 
     @property
@@ -275,11 +278,17 @@ class Plan:
         return hashlib.sha256(to_json(self).encode()).hexdigest()[:16]
 
 
+_RARE = (
+    "expert_imbalance", "loss_chunks", "bucket_bytes", "reduce_dtype", "all_reduce", "recipes",
+)  # fmt: skip
+
+
 def as_data(plan: Plan) -> dict[str, Any]:
     """The plan as plain values. What only plans that offload have is left out of others, and so is
-    what only those with uneven routes, a loss in chunks, other buckets or other sums have."""
+    what only those with uneven routes, a loss in chunks, other buckets, other sums or recipes
+    have."""
     data = dataclasses.asdict(plan)
-    for rare in ("expert_imbalance", "loss_chunks", "bucket_bytes", "reduce_dtype", "all_reduce"):
+    for rare in _RARE:
         if getattr(plan, rare) is None:
             del data[rare]
     for record, own in (*_pairs(data, plan, "stages"), *_pairs(data, plan, "runners_up")):

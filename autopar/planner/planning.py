@@ -38,6 +38,7 @@ from autopar.planner.ask.sequences import check_heads, cuts_along, every_cut
 from autopar.planner.ask.unruled import check_allowed, check_registered, unruled
 from autopar.planner.search.buckets import sums_of
 from autopar.planner.search.loss_chunks import asked_chunks, check_rows, searched_in_chunks
+from autopar.planner.search.recipes import asked_recipe, taken_recipes
 from autopar.planner.search.reductions import check_reduce, reduce_dtype_of
 from autopar.planner.solve.solved import lowered_of
 from autopar.pricing.bands import memory_band, time_band
@@ -50,6 +51,7 @@ from autopar.rules.cut import Cut, Cuts
 from autopar.rules.fusion import ALONE, fusion
 from autopar.rules.kept_whole import keep_whole
 from autopar.rules.loss_heads import AS_MANY_AS_IT_TAKES, in_chunks
+from autopar.rules.narrow import with_recipes
 from autopar.rules.pieces import BatchMixed
 from autopar.rules.uneven_routes import check_imbalance, with_imbalance
 
@@ -183,6 +185,10 @@ def plan_captured(
         check_imbalance(graph, options.imbalance)
         graph = with_imbalance(graph, options.imbalance)
     pins, actions = read_pins(fix or {}, cluster.device_count)
+    wide = graph
+    graph = asked_recipe(
+        graph, pins.precision, workload.framework, style, workload.precision, cluster
+    )
     chunks = asked_chunks(
         graph, pins.loss_chunks, workload.framework, style, captured.samples, cluster
     )
@@ -232,7 +238,10 @@ def plan_captured(
         question = whole if chunks is None else replace(question, graph=in_chunks(plain, chunks))
     else:
         outcome = search_or_advise(question, progress)
-    question = replace(question, cluster=outcome.cluster)
+    question = searched = replace(question, cluster=outcome.cluster)
+    recipes = taken_recipes(question, outcome.best.decided)
+    if recipes is not None:
+        question = replace(question, graph=in_chunks(with_recipes(wide, recipes), chunks))
     made = _plan(outcome, question, captured, workload, workload_ref, style, tuple(missing))
     sums = sums_of(question, outcome.best.decided)
     made = replace(
@@ -242,6 +251,7 @@ def plan_captured(
         bucket_bytes=sums.bucket_bytes,
         all_reduce=sums.all_reduce,
         reduce_dtype=reduce_dtype_of(question, outcome.best.decided),
+        recipes=recipes,
     )
     against = tuple(f"No microbatches: {reason}." for reason in flow.obstacles)
     if obstacle is not None:
@@ -249,7 +259,7 @@ def plan_captured(
     if mixed:
         against += (f"No ZeRO: {mixed}.",)
     against += outcome.alarms
-    enough = None if outcome.best.decided.stages else fewer(question, outcome)
+    enough = None if outcome.best.decided.stages else fewer(searched, outcome)
     lowered = lowered_of(question, outcome.best.decided)
     if chunks is not None:
         check_rows(lowered, chunks)

@@ -13,6 +13,7 @@ from rich.text import Text
 from autopar.nouns.buckets import bucket_text
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.plan import Plan
+from autopar.nouns.recipes import recipes_text
 from autopar.nouns.reduction import LIBRARY
 from autopar.report.batches import Batches, batch_text, not_alike, sample_times_s, samples_of
 from autopar.report.parts import reasons, time_parts
@@ -55,6 +56,7 @@ def decisions(
             "all-reduce": plan.all_reduce or LIBRARY,
             "execution": plan.style,
             "precision": plan.precision,
+            "8-bit layers": recipes_text(plan.recipes),
             "optimizer": plan.optimizer,
             "clip_norm": "none" if plan.clip_norm is None else f"{plan.clip_norm:g}",
         }

@@ -16,6 +16,7 @@ from autopar.nouns.axes import PIPELINE, SHARD
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.offload import OFFLOAD
 from autopar.nouns.plan import Plan, RunnerUp
+from autopar.nouns.recipes import recipes_text
 from autopar.nouns.reduction import ranks_inside
 from autopar.nouns.text.cluster import devices_text
 from autopar.nouns.zero import ZERO
@@ -53,6 +54,7 @@ def summary_object(
         "bucket_bytes": plan.bucket_bytes,
         "reduce_dtype": plan.reduce_dtype,
         "all_reduce": plan.all_reduce,
+        "recipes": None if plan.recipes is None else dict(plan.recipes),
         "style": plan.style,
         "precision": plan.precision,
         "searcher": plan.searcher,
@@ -130,6 +132,8 @@ def _decisions(plan: Plan, cluster: Cluster) -> RenderableType:
         rows.add_row("all-reduce", f"of gradients inside domains of {inside} ranks, then across")
     rows.add_row("execution", plan.style)
     rows.add_row("precision", f"{plan.precision}, {plan.optimizer}")
+    if plan.recipes:
+        rows.add_row("8-bit layers", recipes_text(plan.recipes))
     if plan.expert_imbalance is not None:
         rows.add_row("routes", routes_text(plan.expert_imbalance))
     return rows

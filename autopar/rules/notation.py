@@ -151,6 +151,7 @@ class Rule(TupleRecord):
     view:       the op moves no bytes at run time.
     defers:     backward is linear in the gradient, so that of a partial sum it is a partial sum;
                 False for hand-written derivatives that clip or round what comes in.
+    scaled:     ranks join scales inside the op, whichever of its factors an axis splits.
     """
 
     text: str
@@ -172,6 +173,7 @@ class Rule(TupleRecord):
     cost: Cost = "elementwise"
     view: bool = False
     defers: bool = True
+    scaled: bool = False
 
     def implemented(self, choice: str) -> Implemented | None:
         """What takes the plain op's place where a strategy says ``choice`` of an axis."""
@@ -180,7 +182,7 @@ class Rule(TupleRecord):
     def moves_inside(self, choice: str) -> bool:
         """Whether an axis of this choice makes ranks talk inside the op."""
         implemented = self.implemented(choice)
-        return implemented is not None and bool(implemented.moves)
+        return self.scaled or (implemented is not None and bool(implemented.moves))
 
     def carries_partial(self, position: int) -> bool:
         """Whether a partial sum may enter at operand ``position`` and leave by the results."""

@@ -51,3 +51,11 @@ def decompositions() -> Any:
 def made_from_signature(name: str) -> Any:
     """The function ``torch.name`` that is an op's own signature; None where Python wraps it."""
     return getattr(torch._C._VariableFunctions, name, None)
+
+
+def will_run(node: Any, place: int) -> bool:
+    """Whether the backward that runs now wants the gradient of a function's input at ``place``;
+    ``node``: what the function's own backward is given. A backward of some gradients alone asks no
+    function for the others, but tells only torch's own."""
+    after, _ = node.next_functions[place]
+    return node.needs_input_grad[place] and torch._C._will_engine_execute_node(after)

@@ -30,6 +30,7 @@ from autopar.nouns.layout import (
     ALL_REDUCE,
     BUCKET,
     CHUNKS,
+    PRECISION,
     REDUCE,
     RING_RANKS,
     WORDS,
@@ -71,6 +72,7 @@ CHOICES = (
     BUCKET,
     REDUCE,
     ALL_REDUCE,
+    PRECISION,
 )
 ORDERS = ("none", *SCHEDULES, "found")
 
