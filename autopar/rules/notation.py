@@ -151,7 +151,7 @@ class Rule(TupleRecord):
     view:       the op moves no bytes at run time.
     defers:     backward is linear in the gradient, so that of a partial sum it is a partial sum;
                 False for hand-written derivatives that clip or round what comes in.
-    scaled:     ranks join scales inside the op, whichever of its factors an axis splits.
+    scaled:     what ranks join of scales inside the op hangs on which axis splits which factor.
     """
 
     text: str
@@ -182,7 +182,7 @@ class Rule(TupleRecord):
     def moves_inside(self, choice: str) -> bool:
         """Whether an axis of this choice makes ranks talk inside the op."""
         implemented = self.implemented(choice)
-        return self.scaled or (implemented is not None and bool(implemented.moves))
+        return implemented is not None and bool(implemented.moves)
 
     def carries_partial(self, position: int) -> bool:
         """Whether a partial sum may enter at operand ``position`` and leave by the results."""

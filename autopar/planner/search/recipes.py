@@ -3,7 +3,8 @@
 8 bits change what a program computes, so the search takes them where it is told to alone. Then an
 op's price under each strategy is that with the products that gain at its local shape, casts and
 joined scales included (`autopar.pricing.narrow`), and layouts are compared by that. On CPU, which
-has no faster products in 8 bits, all that may run so do, emulated, so that a recipe can be tried; that is not priced.
+has no faster products in 8 bits, all that may run so do, emulated, so that a recipe can be tried;
+that is not priced.
 """
 
 from __future__ import annotations
