@@ -10,11 +10,12 @@ from autopar.lowering.spread import lower
 from autopar.nouns.axes import SEQUENCES
 from autopar.nouns.batch import BatchEntry
 from autopar.nouns.graph import Graph
-from autopar.nouns.plan import Plan
+from autopar.nouns.plan import Plan, key
+from autopar.nouns.recipes import ALIGNED
 from autopar.rules.cut import BatchCut, batch_cut
 from autopar.rules.kept_whole import keep_whole
 from autopar.rules.loss_heads import in_chunks
-from autopar.rules.narrow import with_recipes
+from autopar.rules.narrow import local_of, narrow_of, possible, with_recipes
 from autopar.rules.pieces import BatchMixed
 from autopar.rules.uneven_routes import with_imbalance
 
@@ -43,7 +44,29 @@ def batch_dims(batch: Iterable[BatchEntry]) -> dict[str, int]:
 
 def lowered_plan(plan: Plan, graph: Graph, dims: dict[str, int]) -> Lowered:
     """What follows from ``plan`` for a `planned_graph`. Raises `LoweringError`."""
-    return lower(graph, plan.spreads[0], plan.microbatches, plan_cut(plan, graph, dims))
+    lowered = lower(graph, plan.spreads[0], plan.microbatches, plan_cut(plan, graph, dims))
+    if plan.recipes:
+        _check_recipes(lowered)
+    return lowered
+
+
+def _check_recipes(lowered: Lowered) -> None:
+    """Raises `LoweringError` for a product that cannot be narrow on its pieces."""
+    for part in (lowered, *lowered.blocks.values()):
+        for op in part.ops:
+            narrow = narrow_of(op.op)
+            if narrow is None or op.bound is None:
+                continue
+            wanted = op.operands[0].differentiable, op.operands[1].differentiable
+            local = local_of(op.op, op.bound, op.strategy, part.mesh)
+            may = possible(local, narrow, op.strategy, wanted)
+            if wrong := [product for product in narrow.products if product not in may]:
+                raise LoweringError(
+                    f"recipes[{key(part.block, op.op.name)!r}]={narrow}: {' and '.join(wrong)} "
+                    f"cannot be narrow on a rank, where the layer is {local} under {op.strategy}: "
+                    f"sizes are to be multiples of {max(ALIGNED, narrow.recipe.block)}, and what "
+                    "is rounded no partial sum"
+                )
 
 
 def plan_cut(plan: Plan, graph: Graph, dims: Mapping[str, int]) -> BatchCut:
