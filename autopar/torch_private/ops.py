@@ -56,6 +56,12 @@ def made_from_signature(name: str) -> Any:
 def will_run(node: Any, place: int) -> bool:
     """Whether the backward that runs now wants the gradient of a function's input at ``place``;
     ``node``: what the function's own backward is given. A backward of some gradients alone asks no
-    function for the others, but tells only torch's own."""
+    function for the others, but tells only torch's own. `torch.autograd.grad` does not say: then it
+    may be."""
     after, _ = node.next_functions[place]
-    return node.needs_input_grad[place] and torch._C._will_engine_execute_node(after)
+    if not node.needs_input_grad[place]:
+        return False
+    try:
+        return torch._C._will_engine_execute_node(after)
+    except RuntimeError:
+        return True
