@@ -63,6 +63,14 @@ class Recipe:
     weight_rows: int = 1
     power_of_two: bool = False
 
+    def multiples(self, product: Product) -> dict[str, int]:
+        """By dim what is to divide it: n and k are dims of tensors in 8 bits, blocks end where dims
+        do, and where rows are summed they are as k is to the output."""
+        dims = {"n": ALIGNED, "k": ALIGNED} | {SUMMED[product]: max(ALIGNED, self.block)}
+        if self.weight_rows > 1 and product != "weight":
+            dims.update(n=self.weight_rows, k=self.weight_rows)
+        return dims
+
 
 RECIPES: Mapping[str, Recipe] = MappingProxyType(
     {

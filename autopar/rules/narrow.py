@@ -23,7 +23,7 @@ from autopar.nouns.axes import MICROBATCH, SAMPLES, SEQUENCES
 from autopar.nouns.graph import Graph, Op, Tensor
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import key
-from autopar.nouns.recipes import ALIGNED, PRODUCTS, SUMMED, Narrow, Product
+from autopar.nouns.recipes import PRODUCTS, SUMMED, Narrow, Product
 from autopar.rules.narrow_layers import Stays, narrow_layers
 from autopar.rules.notation import BoundRule
 from autopar.rules.resharding import Collective
@@ -138,20 +138,13 @@ def possible(
 
 def _against(local: Local, narrow: Narrow, product: Product) -> bool:
     """Whether the sizes of the product's operands are."""
-    sizes = {"n": local.n, "k": local.k}
-    if product == "weight":
-        sizes["rows"] = local.rows
-    if any(size % ALIGNED for size in sizes.values()):
+    sizes = {"n": local.n, "k": local.k, "rows": local.rows}
+    if any(sizes[dim] % least for dim, least in narrow.recipe.multiples(product).items()):
         return True
     block = narrow.recipe.block
-    if not block:
+    if not block or product != "weight":
         return False
-    if product == "weight" and (
-        local.run % block or any(a in SEQUENCES for a in local.axes["rows"])
-    ):
-        return True
-    whole = (local.n, local.k) if narrow.recipe.weight_rows > 1 else (local.size(product),)
-    return any(size % block for size in whole)
+    return local.run % block > 0 or any(axis in SEQUENCES for axis in local.axes["rows"])
 
 
 def joins(local: Local, narrow: Narrow) -> Iterator[tuple[str, Collective]]:

@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from autopar.nouns.recipes import ALIGNED, PRODUCTS, SUMMED, Narrow, Product
+from autopar.nouns.recipes import PRODUCTS, SUMMED, Narrow, Product
 from autopar.runtime.pytorch import transport
 from autopar.runtime.pytorch.collectives import apply
 from autopar.runtime.pytorch.counting import not_counted
@@ -126,17 +126,20 @@ def _check(x: Tensor, weight: Tensor, narrow: Narrow, way: Way, trains: bool) ->
         raise ProgramError(
             f"{narrow}: {given}; products are scaled from float32, bfloat16, float16"
         )
-    n, k = weight.shape
-    dims = {"k": k, "n": n}
-    if trains and weight.requires_grad and "weight" in narrow.products:
-        dims["rows"] = x.shape[0]
-    least = max(ALIGNED, narrow.recipe.block)
-    wrong = [f"{name} = {size}" for name, size in dims.items() if size % least]
-    if wrong:
-        raise ProgramError(
-            f"{narrow} takes dims that {least} divides, and {given} have {', '.join(wrong)}; leave "
-            "the layer in the dtype of compute, or pad its sizes"
-        )
+    sizes = {"n": weight.shape[0], "k": weight.shape[1], "rows": x.shape[0]}
+    wanted = {"output": True, "input": x.requires_grad, "weight": weight.requires_grad}
+    for product in narrow.products:
+        least = narrow.recipe.multiples(product)
+        wrong = [
+            f"{dim} = {sizes[dim]} is no multiple of {by}"
+            for dim, by in least.items()
+            if sizes[dim] % by
+        ]
+        if wrong and (product == "output" or (trains and wanted[product])):
+            raise ProgramError(
+                f"{narrow}: {given} cannot have its {product} in 8 bits: "
+                f"{' and '.join(wrong)}; leave the layer in the dtype of compute, or pad its sizes"
+            )
 
 
 @dataclass(frozen=True, slots=True)

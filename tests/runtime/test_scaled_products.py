@@ -3,7 +3,6 @@ rank and on several."""
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from autopar.nouns.recipes import RECIPES, Narrow
-from autopar.runtime.pytorch import scaled_products, transport
+from autopar.runtime.pytorch import scaled_kernels, scaled_products, transport
 from autopar.runtime.pytorch.held_layers import Linear
 from autopar.runtime.pytorch.kernels import fp8_cast
 from autopar.runtime.pytorch.scaled_operands import largest, scaled, scales, tile_of
@@ -211,7 +210,7 @@ def test_zeros_stay_zeros() -> None:
 def test_odd_dims_are_refused_with_the_numbers(
     rows: int, n: int, k: int, recipe: str, numbers: str
 ) -> None:
-    x, weight = torch.randn(rows, k), torch.randn(n, k, requires_grad=True)
+    x, weight = torch.randn(rows, k, requires_grad=True), torch.randn(n, k, requires_grad=True)
     with pytest.raises(ProgramError, match=f"{numbers}.*leave the layer"):
         scaled_linear(x, weight, recipe=recipe)
 
@@ -248,7 +247,7 @@ def test_a_kernel_that_is_off_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
         trained("fp8-row")
     assert seen.calls == {"fp8-row": 1}
     assert seen.error < 1e-6
-    right = scaled_products.multiplied
+    right = scaled_kernels.multiplied
     monkeypatch.setattr(scaled_products, "multiplied", lambda *given: 1.01 * right(*given))
     with compared() as seen:
         trained("fp8-row")
@@ -283,18 +282,13 @@ def on_ranks(
             of_x, of_weight = torch.autograd.grad(y, leaves, own_grad)
         return y.detach(), of_x, of_weight
 
-    ys, xs, weights = zip(*in_threads(WAYS, run, monkeypatch), strict=True)
-    summed, across, along = (
-        partial(sum, start=torch.zeros(())),
-        partial(torch.cat, dim=1),
-        torch.cat,
-    )
-    together = {
-        "k": (summed(ys), across(xs), across(weights)),
-        "n": (across(ys), summed(xs), along(weights)),
-        "rows": (along(ys), along(xs), summed(weights)),
-    }[dim]
-    return dict(zip(("y", "x", "weight"), together, strict=True))
+    every = in_threads(WAYS, run, monkeypatch)
+    names, ways = ("y", "x", "weight"), {"k": "+11", "n": "1+0", "rows": "00+"}[dim]
+    parts = zip(names, ways, zip(*every, strict=True), strict=True)
+    return {
+        name: torch.stack(own).sum(0) if way == "+" else torch.cat(own, int(way))
+        for name, way, own in parts
+    }
 
 
 @pytest.mark.parametrize("dim", SPLITS)
