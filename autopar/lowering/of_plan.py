@@ -45,12 +45,11 @@ def batch_dims(batch: Iterable[BatchEntry]) -> dict[str, int]:
 def lowered_plan(plan: Plan, graph: Graph, dims: dict[str, int]) -> Lowered:
     """What follows from ``plan`` for a `planned_graph`. Raises `LoweringError`."""
     lowered = lower(graph, plan.spreads[0], plan.microbatches, plan_cut(plan, graph, dims))
-    if plan.recipes:
-        _check_recipes(lowered)
+    check_recipes(lowered)
     return lowered
 
 
-def _check_recipes(lowered: Lowered) -> None:
+def check_recipes(lowered: Lowered) -> None:
     """Raises `LoweringError` for a product that cannot be narrow on its pieces."""
     for part in (lowered, *lowered.blocks.values()):
         for op in part.ops:
