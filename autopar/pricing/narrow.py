@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import combinations
 
-from autopar.cost_models.narrow_linear import Added, added, speeds_up
+from autopar.cost_models.kernels.narrow_linear import Added, added, speeds_up
 from autopar.lowering.lowered import Lowered, LoweredOp
 from autopar.nouns.cluster import Device
 from autopar.nouns.graph import Tensor

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from autopar.cost_models.narrow_linear import speeds_up
+from autopar.cost_models.kernels.narrow_linear import speeds_up
 from autopar.lowering.lowered import Lowered, LoweredOp
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.errors import first_of

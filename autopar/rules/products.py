@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from autopar.nouns.graph import Op, Tensor
-from autopar.rules.kept import Kept
 from autopar.rules.notation import Rule, RuleError, RuleMaker
 from autopar.rules.terms import others_need, product, text
 
@@ -38,22 +36,9 @@ def _einsum(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -
     )
 
 
-def _layer(rule: Rule) -> RuleMaker:
-    """`product`; one that runs in 8 bits holds both operands in these while it runs."""
-    wide = product(rule)
-
-    def make(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
-        made = wide(op, operands, results)
-        if "recipe" not in op.attrs:
-            return made
-        return replace(made, workspace=(Kept(("...", "k"), 1), Kept(("n", "k"), 1)), scaled=True)
-
-    return make
-
-
 PRODUCTS: Mapping[str, Rule | RuleMaker] = {
-    "linear": _layer(Rule("... k+, n~ k+ -> ... n~", saves=(0, 1), flops=2.0, cost="matmul")),
-    "linear_t": _layer(Rule("... k+, k+ n~ -> ... n~", saves=(0, 1), flops=2.0, cost="matmul")),
+    "linear": product(Rule("... k+, n~ k+ -> ... n~", saves=(0, 1), flops=2.0, cost="matmul")),
+    "linear_t": product(Rule("... k+, k+ n~ -> ... n~", saves=(0, 1), flops=2.0, cost="matmul")),
     "matmul": product(
         Rule("... m k+, ... k+ n -> ... m n", saves=(0, 1), flops=2.0, cost="matmul")
     ),

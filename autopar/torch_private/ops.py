@@ -15,6 +15,7 @@ flash_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 flash_cpu_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 flash_forward = torch.ops.aten._scaled_dot_product_flash_attention.default  # on CUDA
 flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_backward.default
+scaled_product = torch._scaled_mm  # of 8-bit matrices, with the scales of tensors or rows
 scale_all = torch._foreach_mul_  # many tensors times one number, in few kernels, in place
 
 

@@ -12,6 +12,7 @@ from autopar.nouns.recipes import RECIPES, Recipe
 from autopar.runtime.pytorch.kernels.fp8_cast import fp8_cast
 from autopar.runtime.pytorch.scaled_operands import Tile, largest, scaled, scales, spread, tile_of
 from autopar.runtime.shared.settings import ProgramError
+from autopar.torch_private.ops import scaled_product
 
 TRIED = 256
 """Side of the product that a recipe is tried on."""
@@ -75,7 +76,7 @@ def _by_kernel(
     given = left_scale, right_scale.t()
     if recipe.covers == "tensor":
         given = left_scale.reshape(()), right_scale.reshape(())
-    return torch._scaled_mm(
+    return scaled_product(
         left.contiguous(),
         right.contiguous().t(),
         scale_a=given[0].contiguous(),

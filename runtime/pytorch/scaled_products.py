@@ -211,8 +211,8 @@ def _product(
     if product != "output":
         dtypes = getattr(torch, narrow.recipe.gradient), torch.float8_e4m3fn
     tiles = tile_of(narrow.recipe, False), tile_of(narrow.recipe, product != "weight")
-    found = _tops(product, (left, right), tiles, how, tops)
-    scale = [scales(t, d, narrow.recipe) for t, d in zip(found, dtypes, strict=True)]
+    joined = _tops(product, (left, right), tiles, how, tops)
+    scale = [scales(t, d, narrow.recipe) for t, d in zip(joined, dtypes, strict=True)]
     cast = [
         cast_by(narrow.recipe, x, s, t, d)
         for x, s, t, d in zip((left, right), scale, tiles, dtypes, strict=True)

@@ -12,8 +12,8 @@ from rich.console import Console
 
 from autopar.cli.commands import plan_files, plan_object, plan_summary
 from autopar.cost_models.kernels.constants import kernel_constants
+from autopar.cost_models.kernels.narrow_linear import added, speeds_up
 from autopar.cost_models.kernels.products import product_s
-from autopar.cost_models.narrow_linear import added, speeds_up
 from autopar.emit.exports.from_plan import aside_of
 from autopar.files.cluster_file import load_cluster
 from autopar.files.plan_checks import BadPlan, from_json

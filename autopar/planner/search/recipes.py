@@ -9,7 +9,7 @@ that is not priced.
 
 from __future__ import annotations
 
-from autopar.cost_models.narrow_linear import speeds_up
+from autopar.cost_models.kernels.narrow_linear import speeds_up
 from autopar.lowering.lowered import Lowered, LoweredOp
 from autopar.nouns.cluster import Cluster, Device
 from autopar.nouns.errors import first_of
