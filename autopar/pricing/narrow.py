@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import combinations
 
-from autopar.cost_models.kernels.narrow_linear import Added, added, speeds_up
+from autopar.cost_models.kernels.narrow_linear import Added, added, magnitudes_s, speeds_up
 from autopar.lowering.lowered import Lowered, LoweredOp
 from autopar.nouns.cluster import Device
 from autopar.nouns.graph import Tensor
@@ -21,6 +21,7 @@ from autopar.rules.narrow import (
     local_of,
     narrow_of,
     possible,
+    running,
     wanted_of,
 )
 from autopar.rules.resharding import Collective
@@ -120,12 +121,31 @@ def _cost_s(narrow: Narrow, local: Local, dtype: str, device: Device, moving: Mo
 
 def added_of(op: LoweredOp, tensors: Mapping[str, Tensor], mesh: Mesh, device: Device) -> Added:
     """What a settled layer's recipe adds to the time of its arithmetic."""
-    narrow = narrow_of(op.op)
-    if narrow is None or op.bound is None:
+    layer = _running(op, tensors, mesh)
+    if layer is None:
         return Added()
-    local = local_of(op.op, op.bound, op.strategy, mesh)
-    may = possible(local, narrow, op.strategy, wanted_of(op.op, tensors))
-    if not may:
-        return Added()
+    local, narrow = layer
     dtype = tensors[op.op.inputs[0]].dtype
-    return added(device, local.rows, local.n, local.k, dtype, Narrow(narrow.recipe, may))
+    return added(device, local.rows, local.n, local.k, dtype, narrow)
+
+
+def again_s(op: LoweredOp, tensors: Mapping[str, Tensor], mesh: Mesh, device: Device) -> float:
+    """Seconds of what a layer's forward does in 8 bits where it runs again with its product kept:
+    largest magnitudes that ranks join, or that backward reads, are found beside the product."""
+    layer = _running(op, tensors, mesh)
+    if layer is None or "output" not in layer[1].products:
+        return 0.0
+    local, narrow = layer
+    beside = narrow.recipe.covers == "tensor"
+    if not beside and not any(way == "forward" for way, _ in joins(local, narrow)):
+        return 0.0
+    dtype = tensors[op.op.inputs[0]].dtype
+    return magnitudes_s(device, local.rows, local.n, local.k, dtype)
+
+
+def _running(
+    op: LoweredOp, tensors: Mapping[str, Tensor], mesh: Mesh
+) -> tuple[Local, Narrow] | None:
+    if op.bound is None:
+        return None
+    return running(op.op, op.bound, op.strategy, mesh, wanted_of(op.op, tensors))

@@ -16,7 +16,7 @@ from autopar.nouns.cluster import Cluster
 from autopar.nouns.graph import Tensor
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import key
-from autopar.pricing.narrow import added_of, settled, settled_op
+from autopar.pricing.narrow import added_of, again_s, settled, settled_op
 from autopar.pricing.software.figures import Figures
 from autopar.pricing.software.trainer import Trainer
 from autopar.pricing.units.moves import move_time_s
@@ -143,6 +143,11 @@ class Prices:
         narrow = added_of(op, tensors, self.mesh, self.cluster.device)
         added = (round(s * PICOSECONDS) for s in (narrow.forward_s, narrow.backward_s))
         return ahead + next(added), back + next(added)
+
+    def scaled_again(self, op: LoweredOp, tensors: Mapping[str, Tensor]) -> int:
+        """Picoseconds of what a layer's forward in 8 bits does where it runs again and its product
+        is kept; none of others."""
+        return round(again_s(op, tensors, self.mesh, self.cluster.device) * PICOSECONDS)
 
     def added(self, gradient_bytes: int) -> int:
         """Picoseconds of adding gradients to those of the microbatches before."""

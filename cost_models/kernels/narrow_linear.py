@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from autopar.cost_models.compute import op_rate
+from autopar.cost_models.compute import op_rate, op_time_s
 from autopar.cost_models.kernels.constants import kernel_constants
 from autopar.cost_models.kernels.narrow import cast_s
 from autopar.cost_models.kernels.products import WIDTH
@@ -51,17 +51,22 @@ def added(device: Device, rows: int, n: int, k: int, dtype: str, narrow: Narrow)
     if not speeds_up(device):
         return Added()
     forward_s = backward_s = 0.0
+    elements = {"x": rows * k, "w": n * k, "g": rows * n}
     for product in narrow.products:
-        extra_s = _product_s(device, rows, n, k, dtype, narrow, product)
-        extra_s += sum(
-            _cast_s(device, {"x": rows * k, "w": n * k, "g": rows * n}[name], narrow, name)
-            for name in READS[product]
-        )
+        casts_s = sum(_cast_s(device, elements[name], narrow, name) for name in READS[product])
+        extra_s = _product_s(device, rows, n, k, dtype, narrow, product) + casts_s
         if product == "output":
-            forward_s += extra_s
+            forward_s = extra_s
         else:
             backward_s += extra_s
     return Added(forward_s, backward_s)
+
+
+def magnitudes_s(device: Device, rows: int, n: int, k: int, dtype: str) -> float:
+    """Seconds of finding the largest magnitudes of a forward's operands by themselves."""
+    if not speeds_up(device):
+        return 0.0
+    return op_time_s(device, 0.0, WIDTH[short_dtype(dtype)] * (rows + n) * k, dtype, "reduction")
 
 
 def _product_s(

@@ -32,8 +32,8 @@ from autopar.runtime.pytorch import transport
 from autopar.runtime.pytorch.collectives import apply
 from autopar.runtime.pytorch.counting import not_counted
 from autopar.runtime.pytorch.held_layers import Linear
-from autopar.runtime.pytorch.scaled_kernels import cast_by, multiplied
-from autopar.runtime.pytorch.scaled_operands import Tile, largest, scales, tile_of
+from autopar.runtime.pytorch.scaled_op import scaled_product
+from autopar.runtime.pytorch.scaled_operands import Tile, largest, tile_of
 from autopar.runtime.pytorch.scaled_reference import emulated
 from autopar.runtime.shared.settings import ProgramError
 from autopar.torch_private.ops import will_run
@@ -207,17 +207,8 @@ def _product(
         return emulated(product, left, right, narrow, _join(how)).to(left.dtype)
     if product not in narrow.products:
         return left @ right.t()
-    dtypes = torch.float8_e4m3fn, torch.float8_e4m3fn
-    if product != "output":
-        dtypes = getattr(torch, narrow.recipe.gradient), torch.float8_e4m3fn
-    tiles = tile_of(narrow.recipe, False), tile_of(narrow.recipe, product != "weight")
-    joined = _tops(product, (left, right), tiles, how, tops)
-    scale = [scales(t, d, narrow.recipe) for t, d in zip(joined, dtypes, strict=True)]
-    cast = [
-        cast_by(narrow.recipe, x, s, t, d)
-        for x, s, t, d in zip((left, right), scale, tiles, dtypes, strict=True)
-    ]
-    out = multiplied(cast[0], cast[1], scale[0], scale[1], tiles, narrow.recipe, left.dtype)
+    known = _tops(product, left, right, how, tops)
+    out = scaled_product(left, right, known, narrow.recipe.name, product)
     if how.seen is not None:
         with not_counted():
             right_values = emulated(product, left, right, narrow, _join(how))
@@ -226,21 +217,23 @@ def _product(
 
 
 def _tops(
-    product: Product,
-    operands: tuple[Tensor, Tensor],
-    tiles: tuple[Tile, Tile],
-    how: _How,
-    tops: dict[str, Tensor],
-) -> list[Tensor]:
-    if how.narrow.recipe.covers != "tensor":
-        both = [largest(x, t) for x, t in zip(operands, tiles, strict=True)]
-        return how.tops(product, *both)
-    own = dict(zip(_OPERANDS[product], operands, strict=True))
+    product: Product, left: Tensor, right: Tensor, how: _How, tops: dict[str, Tensor]
+) -> tuple[Tensor, Tensor] | None:
+    """What scales cover that other ranks have parts of, or other products read; None: nothing."""
+    recipe = how.narrow.recipe
+    if recipe.covers != "tensor":
+        if not how.joined(product):
+            return None
+        tiles = tile_of(recipe, False), tile_of(recipe, product != "weight")
+        one, other = how.tops(product, largest(left, tiles[0]), largest(right, tiles[1]))
+        return one, other
+    own = dict(zip(_OPERANDS[product], (left, right), strict=True))
     new = {name: largest(x, Tile(0, 0)) for name, x in own.items() if name not in tops}
     known = {**tops, **dict(zip(new, how.tops(product, *new.values()), strict=True))}
     if product == "output":
         tops.update(known)
-    return [known[name] for name in own]
+    one, other = (known[name] for name in own)
+    return one, other
 
 
 def _join(how: _How) -> Any:

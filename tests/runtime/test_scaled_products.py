@@ -11,9 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from autopar.nouns.recipes import RECIPES, Narrow
-from autopar.runtime.pytorch import scaled_kernels, scaled_products, transport
+from autopar.runtime.pytorch import scaled_kernels, scaled_op, scaled_products, transport
 from autopar.runtime.pytorch.held_layers import Linear
 from autopar.runtime.pytorch.kernels import fp8_cast
+from autopar.runtime.pytorch.recomputing import recompute
 from autopar.runtime.pytorch.scaled_operands import largest, scaled, scales, tile_of
 from autopar.runtime.pytorch.scaled_products import compared, products_as, scaled_linear
 from autopar.runtime.pytorch.scaled_reference import emulated, rounded
@@ -179,6 +180,32 @@ def test_a_backward_of_some_gradients_makes_no_others(monkeypatch: pytest.Monkey
     assert made[3:] == ["output", "weight"]
 
 
+@pytest.mark.parametrize(("keep", "casts"), [(True, 6), (False, 8)])
+def test_blocks_that_keep_products_cast_nothing_again(
+    keep: bool, casts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two operands for each of three products, and where the block runs again those of one."""
+    made: list[Tensor] = []
+    cast_by = scaled_kernels.cast_by
+
+    def counted(*given: Any) -> Tensor:
+        made.append(cast_by(*given))
+        return made[-1]
+
+    monkeypatch.setattr(scaled_op, "cast_by", counted)
+    x, weight, _, grad = drawn()
+    leaves = x.requires_grad_(), weight.requires_grad_()
+
+    def block(x: Tensor) -> Tensor:
+        return scaled_linear(x * 1, weight, recipe="fp8-tensor").square()
+
+    y = recompute(block, x, keep_products=keep)
+    again = torch.autograd.grad(y, leaves, grad)
+    assert len(made) == casts
+    right = torch.autograd.grad(block(x), leaves, grad)
+    assert all(torch.equal(a, b) for a, b in zip(again, right, strict=True))
+
+
 def test_a_layer_brings_its_weight_and_bias() -> None:
     x, weight, bias, _ = drawn()
     layer = Linear(nn.Parameter(weight), nn.Parameter(bias))
@@ -248,7 +275,7 @@ def test_a_kernel_that_is_off_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seen.calls == {"fp8-row": 1}
     assert seen.error < 1e-6
     right = scaled_kernels.multiplied
-    monkeypatch.setattr(scaled_products, "multiplied", lambda *given: 1.01 * right(*given))
+    monkeypatch.setattr(scaled_op, "multiplied", lambda *given: 1.01 * right(*given))
     with compared() as seen:
         trained("fp8-row")
     assert seen.error > 5e-3

@@ -97,8 +97,7 @@ def _on_one_device(
     ways = math.prod(plan.mesh(plan.stages[0]).size(axis) for axis in SAMPLES)
     pieces = plan.microbatches * ways
     dims = {e.name: e.batch_dim for e in captured.batch if e.batch_dim is not None}
-    against = batch_flow(captured.graph, dims).obstacles
-    if against and pieces > plan.microbatches:
+    if ways > 1 and (against := batch_flow(captured.graph, dims).obstacles):
         return None, f"one device cannot take the samples of data ranks apart: {against[0]}"
     single = replace(
         plan,
