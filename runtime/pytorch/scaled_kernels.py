@@ -8,7 +8,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from autopar.nouns.recipes import RECIPES, Recipe
+from autopar.nouns.recipes import ALIGNED, RECIPES, Recipe
 from autopar.runtime.pytorch.kernels.fp8_cast import fp8_cast
 from autopar.runtime.pytorch.scaled_operands import Tile, largest, scaled, scales, spread, tile_of
 from autopar.runtime.shared.settings import ProgramError
@@ -73,6 +73,8 @@ def _by_kernel(
     recipe: Recipe,
     dtype: torch.dtype,
 ) -> Tensor:
+    if left.is_cuda:
+        left, right = _aligned(left), _aligned(right)
     given = left_scale, right_scale.t()
     if recipe.covers == "tensor":
         given = left_scale.reshape(()), right_scale.reshape(())
@@ -83,6 +85,15 @@ def _by_kernel(
         scale_b=given[1].contiguous(),
         out_dtype=dtype,
     )
+
+
+def _aligned(x: Tensor) -> Tensor:
+    """[a, s] with zeros behind the summed dim, which add nothing, where that is the rows of a batch
+    of another size: tensor cores read 16 bytes at once."""
+    short = -x.shape[1] % ALIGNED
+    if not short:
+        return x
+    return torch.nn.functional.pad(x.view(torch.uint8), (0, short)).view(x.dtype)
 
 
 @cache

@@ -92,10 +92,11 @@ def scaled_linear(
 
     x [..., k], weight [n, k] (or the layer that holds it and the bias), bias [n] -> [..., n], all
     of one dtype. ``k``, ``n``, ``rows``: axes whose ranks have pieces of that dim, and share scales
-    that cover it.
+    that cover it. Rows may be any number: plans take a multiple of 16, and a smaller batch has
+    what it has.
 
     Raises:
-        ProgramError: dims that no narrow product takes, or dtypes that differ.
+        ProgramError: n or k that no narrow product takes, or dtypes that differ.
     """
     if isinstance(weight, Linear):
         weight, bias = weight.own()
@@ -126,14 +127,14 @@ def _check(x: Tensor, weight: Tensor, narrow: Narrow, way: Way, trains: bool) ->
         raise ProgramError(
             f"{narrow}: {given}; products are scaled from float32, bfloat16, float16"
         )
-    sizes = {"n": weight.shape[0], "k": weight.shape[1], "rows": x.shape[0]}
+    sizes = {"n": weight.shape[0], "k": weight.shape[1]}
     wanted = {"output": True, "input": x.requires_grad, "weight": weight.requires_grad}
     for product in narrow.products:
         least = narrow.recipe.multiples(product)
         wrong = [
             f"{dim} = {sizes[dim]} is no multiple of {by}"
             for dim, by in least.items()
-            if sizes[dim] % by
+            if dim in sizes and sizes[dim] % by  # rows are as many as a batch has
         ]
         if wrong and (product == "output" or (trains and wanted[product])):
             raise ProgramError(
