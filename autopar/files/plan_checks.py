@@ -20,6 +20,7 @@ from autopar.nouns.buckets import MIB
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.errors import UserError
 from autopar.nouns.graph import Graph
+from autopar.nouns.kinds import OF_ROWS
 from autopar.nouns.layout import WORDS
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.offload import OFFLOAD
@@ -132,6 +133,9 @@ def check_names(plan: Plan, graph: Graph) -> None:
     graphs = [(None, graph), *((name, block.body) for name, block in graph.blocks.items())]
     ops = {key(scope, op.name) for scope, part in graphs for op in part.ops}
     tensors = {key(scope, name) for scope, part in graphs for name in part.tensors}
+    if plan.loss_chunks is not None:  # views of logits are then views of rows
+        ops, tensors = (names | {f"{n}{OF_ROWS}" for n in names} for names in (ops, tensors))
+    _known("recipes", plan.recipes or (), ops)
     for i, spread in enumerate(plan.spreads):
         for table, names in (("ops", ops), ("shared", tensors), ("parameters", tensors)):
             _known(f"spreads[{i}].{table}", getattr(spread, table), names)

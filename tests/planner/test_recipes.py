@@ -15,6 +15,7 @@ from autopar.cost_models.kernels.constants import kernel_constants
 from autopar.cost_models.kernels.narrow_linear import added, speeds_up
 from autopar.cost_models.kernels.products import product_s
 from autopar.emit.exports.from_plan import aside_of
+from autopar.files import plan_folder
 from autopar.files.cluster_file import load_cluster
 from autopar.files.plan_checks import BadPlan, from_json
 from autopar.lowering.issued import activation_collectives
@@ -310,6 +311,18 @@ def test_recipes_that_cannot_be_are_no_program(
         files_of(replace(by_tensor.plan, recipes=recipes), by_tensor.captured)
     with pytest.raises(LoweringError, match=reason):
         again(by_tensor, recipes)
+
+
+def test_plans_that_split_views_of_rows_are_opened(where: Path, tmp_path: Path) -> None:
+    """A loss in chunks takes views of rows, whose names no captured graph has."""
+    result = planned(where, "large", "h100_8", precision="fp8-tensor", tp="8", loss_chunks="4")
+    assert any(n.endswith("_of_rows") for n in result.plan.spreads[0].ops)
+    plan_folder.write(tmp_path / "plan", plan_files(result, tmp_path / "plan")[0])
+    assert plan_folder.read_plan(tmp_path / "plan") == result.plan
+    text = (tmp_path / "plan" / "plan.json").read_text()
+    (tmp_path / "plan" / "plan.json").write_text(text.replace("up/linear", "across/linear"))
+    with pytest.raises(UserError, match="names 'Layer::across/linear', which graph.txt does not"):
+        plan_folder.read_plan(tmp_path / "plan")
 
 
 def printed(result: PlanResult) -> str:
