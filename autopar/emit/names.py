@@ -31,9 +31,9 @@ _STREAM = frozenset({"linear", "linear_t", "conv", "layer_norm", "rms_norm", "ba
 # What programs import from the runtime; variables leave these names alone.
 FUNCTIONS = frozenset(
     "all_reduce all_to_all attention batch_norm carry copy_to cross_entropy ctc_loss device dropout"
-    " embedding experts gather keep_first linear_cross_entropy local own_function pad recompute"
-    " reduce_scatter"
-    " repeat_heads ring_attention rms_norm rotary scaled_linear scatter_sum shard whole".split()
+    " embedding experts gated_activation gather keep_first linear_cross_entropy local"
+    " own_function pad recompute reduce_scatter repeat_heads ring_attention rms_norm rotary"
+    " scaled_linear scatter_sum shard whole".split()
 )
 # Python's own functions, which variables do not hide.
 BUILTINS = frozenset(name for name in dir(builtins) if name.islower())

@@ -20,12 +20,14 @@ from autopar.nouns.buckets import MIB
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.errors import UserError
 from autopar.nouns.graph import Graph
+from autopar.nouns.kernels import kernel_of
 from autopar.nouns.kinds import OF_ROWS
 from autopar.nouns.layout import WORDS
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.offload import OFFLOAD
 from autopar.nouns.optimizer import OPTIMIZERS, is_own
 from autopar.nouns.plan import FORMAT, Plan, key
+from autopar.nouns.prefetch import PREFETCHES
 from autopar.nouns.recipes import Narrow
 from autopar.nouns.recompute import Recompute, policies
 from autopar.nouns.reduction import ranks_inside, two_level_of
@@ -90,6 +92,11 @@ def check_values(plan: Plan) -> None:
             Narrow.parse(text)
         except ValueError as error:
             raise _bad(f"recipes[{name!r}]", text, f"a recipe: {error}") from None
+    if plan.prefetch is not None:
+        _one_of("prefetch", plan.prefetch, PREFETCHES)
+    for where, text in plan.kernels.items():
+        if not all(kernel_of(text)):
+            raise _bad(f"kernels.{where}", text, "such as 'attention by cudnn'")
     if plan.clip_norm is not None and not 0 < plan.clip_norm < math.inf:
         raise _bad("clip_norm", plan.clip_norm, "a number, more than 0, or null")
     if not plan.stages:
@@ -139,6 +146,7 @@ def check_names(plan: Plan, graph: Graph) -> None:
     for i, spread in enumerate(plan.spreads):
         for table, names in (("ops", ops), ("shared", tensors), ("parameters", tensors)):
             _known(f"spreads[{i}].{table}", getattr(spread, table), names)
+    _known("kernels", plan.kernels, ops)
     for i, stage in enumerate(plan.stages):
         if stage.first:
             _known(f"stages[{i}].first", [stage.first], {op.name for op in graph.ops})

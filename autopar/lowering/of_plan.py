@@ -14,6 +14,7 @@ from autopar.nouns.plan import Plan, key
 from autopar.nouns.recipes import ALIGNED
 from autopar.rules.cut import BatchCut, batch_cut
 from autopar.rules.kept_whole import keep_whole
+from autopar.rules.kernels import with_kernels, wrong_kernels
 from autopar.rules.loss_heads import in_chunks
 from autopar.rules.narrow import local_of, narrow_of, possible, with_recipes
 from autopar.rules.pieces import BatchMixed
@@ -22,12 +23,14 @@ from autopar.rules.uneven_routes import with_imbalance
 
 def planned_graph(plan: Plan, captured: Graph) -> Graph:
     """The graph that the plan is of: in its precision, with what it keeps whole, how unevenly
-    routes go to experts, its layers in 8 bits, and its loss in chunks.
+    routes go to experts, its layers in 8 bits, what its ops run by, and its loss in chunks.
 
-    Raises `LoweringError` where an op is to run by a recipe that cannot.
+    Raises `LoweringError` for a recipe or kernel that the op that it is named for cannot run by.
     """
     graph = at_precision(keep_whole(captured, plan.replicated_ops), plan.precision)
-    graph = with_imbalance(graph, plan.expert_imbalance)
+    for where, may in wrong_kernels(graph, plan.kernels):
+        raise LoweringError(f"kernels.{where} is {plan.kernels[where]!r}, and may be {may}")
+    graph = with_kernels(with_imbalance(graph, plan.expert_imbalance), plan.kernels)
     try:
         graph = with_recipes(graph, plan.recipes)
     except KeyError as error:

@@ -10,6 +10,8 @@
            | "loss_chunks=" none, or how many        see `autopar.rules.loss_heads`
            | "reduce=" float32, bfloat16 or float16
            | "all_reduce=" library or two-level     see `autopar.nouns.reduction`
+           | "prefetch=" 0, 1 or 2                   see `autopar.nouns.prefetch`
+           | ("attention=" | "kernels=") a kernel    see `autopar.rules.implementations.kernels`
            | "precision=" a recipe                   see `autopar.nouns.recipes`
            | ("sequence_parallel" | "uneven") "=" on or off
 
@@ -43,6 +45,7 @@ from autopar.nouns.axes import (
 from autopar.nouns.buckets import bucket_text, parse_bucket
 from autopar.nouns.errors import UserError, did_you_mean
 from autopar.nouns.offload import OFFLOAD
+from autopar.nouns.prefetch import PREFETCHES
 from autopar.nouns.recipes import RECIPES
 from autopar.nouns.recompute import ATTENTION, KEEP_ALL, POLICIES, Recompute
 from autopar.nouns.reduction import ALL_REDUCES
@@ -51,6 +54,7 @@ from autopar.nouns.zero import ZERO_LEVELS
 RING_RANKS = "cp_ring"
 CHUNKS, NO_CHUNKS = "loss_chunks", "none"
 BUCKET, REDUCE, ALL_REDUCE = "bucket", "reduce", "all_reduce"
+ATTENTION_BY, KERNELS, PREFETCH = "attention", "kernels", "prefetch"
 PRECISION = "precision"
 DEGREES = (REPLICATE, SHARD, TENSOR, CONTEXT, EXPERT, PIPELINE)
 _DIGITS = 12
@@ -61,6 +65,7 @@ _MEANS: Mapping[str, str] = MappingProxyType(
         "zero": " (dp_shard splits nothing, optimizer state, and gradients, and parameters)",
         REDUCE: " (the dtype of gradients that FSDP2 reduces)",
         ALL_REDUCE: " (by which replicas add up gradients)",
+        PREFETCH: " (units ahead that FSDP2 gathers parameters)",
         PRECISION: " (by which linear layers run in 8 bits, as far as they gain)",
         "offload": " (what is in host memory between steps)",
         CHUNKS: "none, or ",
@@ -106,6 +111,12 @@ class Pins:
     reduce: str | None = None
     """Dtype of gradients that FSDP2 reduces."""
     all_reduce: str | None = None
+    attention: str | None = None
+    """The kernel of attention, by its name."""
+    kernels: str | None = None
+    """That of all else that has some."""
+    prefetch: int | None = None
+    """Units ahead that FSDP2 gathers parameters."""
     precision: str | None = None
     """The recipe by which linear layers may run in 8 bits."""
 
@@ -133,7 +144,9 @@ def _text(name: str, value: Any) -> str:
 
 
 NAMES = tuple(one.name for one in fields(Pins))
-_NOT_OF_LAYOUTS = ("microbatches", RING_RANKS, CHUNKS, BUCKET, REDUCE, ALL_REDUCE, PRECISION)
+OF_PROGRAMS = (CHUNKS, BUCKET, REDUCE, ALL_REDUCE, ATTENTION_BY, KERNELS, PREFETCH, PRECISION)
+"""What a program does on top of its layout."""
+_NOT_OF_LAYOUTS = ("microbatches", RING_RANKS, *OF_PROGRAMS)
 """What follows from the rest of a layout."""
 WORDS: Mapping[str, Sequence[str]] = MappingProxyType(
     {
@@ -144,6 +157,7 @@ WORDS: Mapping[str, Sequence[str]] = MappingProxyType(
         "uneven": _SWITCH[::-1],
         REDUCE: ("float32", "bfloat16", "float16"),
         ALL_REDUCE: ALL_REDUCES,
+        PREFETCH: tuple(map(str, PREFETCHES)),
         PRECISION: tuple(RECIPES),
     }
 )
@@ -210,8 +224,8 @@ class Grammar:
                 may = alternatives(self.words[name]) + _MEANS.get(name, "")
                 raise LayoutError(f"--fix {name}={text}: choose {may}")
             return _of_words(name, text)
-        if name == "schedule":
-            return text
+        if name in ("schedule", ATTENTION_BY, KERNELS):
+            return text  # known to whoever plays it, or has a table of them
         if name == CHUNKS and text == NO_CHUNKS:
             return 0
         if name == BUCKET:
@@ -237,7 +251,7 @@ def _of_words(name: str, text: str) -> Any:
         return text == _SWITCH[True]
     if name == "recompute":
         return Recompute.parse(text)
-    return int(text) if name == "zero" else text
+    return int(text) if name in ("zero", PREFETCH) else text
 
 
 def divisors(number: int) -> list[int]:

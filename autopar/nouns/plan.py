@@ -209,6 +209,10 @@ class Plan:
     reduce_dtype: of gradients that FSDP2 reduces; None: as they are stored.
     all_reduce:   by which replicas add up gradients (`autopar.nouns.reduction`), with the ranks of
                   a domain, as ``two-level of 8``; None: the library's.
+    prefetch:     units ahead that FSDP2 gathers split parameters (`autopar.nouns.prefetch`); None:
+                  as it does by itself, or it gathers none.
+    kernels:      op key -> what runs it (``attention by cudnn``, `autopar.rules.kernels`), of the
+                  op that gives the result where a kernel runs several; others run as torch has it.
     recipes:      by op key, how linear layers run in 8 bits (`autopar.nouns.recipes`), as
                   ``fp8-row`` or ``fp8-row:output+input``; None: all have the plan's precision.
     """
@@ -235,6 +239,8 @@ class Plan:
     bucket_bytes: int | None = None
     reduce_dtype: str | None = None
     all_reduce: str | None = None
+    prefetch: int | None = None
+    kernels: Mapping[str, str] = field(default_factory=dict)
     recipes: Mapping[str, str] | None = None
     format: int = FORMAT
 
@@ -279,15 +285,18 @@ class Plan:
 
 
 _RARE = (
-    "expert_imbalance", "loss_chunks", "bucket_bytes", "reduce_dtype", "all_reduce", "recipes",
+    "expert_imbalance", "loss_chunks", "bucket_bytes", "reduce_dtype", "all_reduce", "prefetch",
+    "recipes",
 )  # fmt: skip
 
 
 def as_data(plan: Plan) -> dict[str, Any]:
     """The plan as plain values. What only plans that offload have is left out of others, and so is
-    what only those with uneven routes, a loss in chunks, other buckets, other sums or recipes
-    have."""
+    what only those with uneven routes, a loss in chunks, other buckets or other sums, recipes or
+    kernels have."""
     data = dataclasses.asdict(plan)
+    if not plan.kernels:
+        del data["kernels"]
     for rare in _RARE:
         if getattr(plan, rare) is None:
             del data[rare]

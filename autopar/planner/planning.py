@@ -37,7 +37,9 @@ from autopar.planner.ask.question import Outcome, Question
 from autopar.planner.ask.sequences import check_heads, cuts_along, every_cut
 from autopar.planner.ask.unruled import check_allowed, check_registered, unruled
 from autopar.planner.search.buckets import sums_of
+from autopar.planner.search.kernels import asked_kernels, kernels_run
 from autopar.planner.search.loss_chunks import asked_chunks, check_rows, searched_in_chunks
+from autopar.planner.search.prefetch import prefetched
 from autopar.planner.search.recipes import asked_recipe, taken_recipes
 from autopar.planner.search.reductions import check_reduce, reduce_dtype_of
 from autopar.planner.solve.solved import lowered_of
@@ -50,8 +52,9 @@ from autopar.rules.batch import flow_or_obstacle
 from autopar.rules.cut import Cut, Cuts
 from autopar.rules.fusion import ALONE, fusion
 from autopar.rules.kept_whole import keep_whole
+from autopar.rules.kernels import only_kernels, with_kernels
 from autopar.rules.loss_heads import AS_MANY_AS_IT_TAKES, in_chunks
-from autopar.rules.narrow import with_recipes
+from autopar.rules.narrow import only_recipes
 from autopar.rules.pieces import BatchMixed
 from autopar.rules.uneven_routes import check_imbalance, with_imbalance
 
@@ -185,13 +188,13 @@ def plan_captured(
         check_imbalance(graph, options.imbalance)
         graph = with_imbalance(graph, options.imbalance)
     pins, actions = read_pins(fix or {}, cluster.device_count)
-    wide = graph
     graph = asked_recipe(
         graph, pins.precision, workload.framework, style, workload.precision, cluster
     )
     chunks = asked_chunks(
         graph, pins.loss_chunks, workload.framework, style, captured.samples, cluster
     )
+    graph = with_kernels(graph, asked_kernels(graph, pins, workload.framework, style, cluster))
     plain, graph = graph, in_chunks(graph, chunks)
     batch_dims = {e.name: e.batch_dim for e in captured.batch if e.batch_dim is not None}
     flow, obstacle = flow_or_obstacle(graph, batch_dims)
@@ -238,10 +241,12 @@ def plan_captured(
         question = whole if chunks is None else replace(question, graph=in_chunks(plain, chunks))
     else:
         outcome = search_or_advise(question, progress)
-    question = searched = replace(question, cluster=outcome.cluster)
+    question = replace(question, cluster=outcome.cluster)
     recipes = taken_recipes(question, outcome.best.decided)
-    if recipes is not None:
-        question = replace(question, graph=in_chunks(with_recipes(wide, recipes), chunks))
+    kernels = kernels_run(question.graph, lowered_of(question, outcome.best.decided), pins)
+    searched = replace(question, graph=only_kernels(question.graph, kernels))
+    question = replace(searched, graph=only_recipes(searched.graph, recipes))
+    outcome, prefetch = prefetched(question, outcome)
     made = _plan(outcome, question, captured, workload, workload_ref, style, tuple(missing))
     sums = sums_of(question, outcome.best.decided)
     made = replace(
@@ -251,6 +256,8 @@ def plan_captured(
         bucket_bytes=sums.bucket_bytes,
         all_reduce=sums.all_reduce,
         reduce_dtype=reduce_dtype_of(question, outcome.best.decided),
+        prefetch=prefetch,
+        kernels=kernels,
         recipes=recipes,
     )
     against = tuple(f"No microbatches: {reason}." for reason in flow.obstacles)

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from autopar.nouns.buckets import bucket_text
 from autopar.nouns.cluster import Cluster
+from autopar.nouns.kernels import kernels_text
 from autopar.nouns.plan import Plan
 from autopar.nouns.recipes import recipes_text
 from autopar.nouns.reduction import LIBRARY
@@ -54,6 +55,8 @@ def decisions(
             "buckets": "usual" if plan.bucket_bytes is None else bucket_text(plan.bucket_bytes),
             "reduction": plan.reduce_dtype or "as stored",
             "all-reduce": plan.all_reduce or LIBRARY,
+            "prefetch": "usual" if plan.prefetch is None else str(plan.prefetch),
+            "kernels": kernels_text(plan.kernels) or "as torch has them",
             "execution": plan.style,
             "precision": plan.precision,
             "8-bit layers": recipes_text(plan.recipes),

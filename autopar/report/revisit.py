@@ -17,6 +17,7 @@ from autopar.nouns.cluster import Cluster
 from autopar.nouns.graph import Graph
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Memory, Plan, Spread
+from autopar.nouns.prefetch import USUAL
 from autopar.nouns.reduction import LIBRARY, TWO_LEVEL
 from autopar.planner.ask.sentences import short_text
 from autopar.planner.problem.bindings import Bindings
@@ -123,6 +124,7 @@ def revisit(plan: Plan, cluster: Cluster, graph: Graph, batch_dims: Mapping[str,
         plan.bucket_bytes or BUCKET_BYTES,
         plan.reduce_dtype or "",
         TWO_LEVEL if plan.all_reduce else LIBRARY,
+        USUAL if plan.prefetch is None else plan.prefetch,
     )
     lowered = lower(graph, spread, plan.microbatches, cut)
     check_recipes(lowered)

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from autopar.nouns.axes import MICROBATCH, SAMPLES, SEQUENCES
-from autopar.nouns.graph import Graph, Op, Tensor
+from autopar.nouns.graph import Graph, Op, Tensor, with_ops
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import key
 from autopar.nouns.recipes import PRODUCTS, SUMMED, Narrow, Product
@@ -93,6 +93,22 @@ def opened(graph: Graph, recipe: str) -> tuple[Graph, dict[str, str]]:
     able = {name: recipe for name, stays in layers.items() if stays is None}
     stay: dict[str, Stays] = {n: s for n, s in layers.items() if s is not None}
     return with_recipes(graph, able, opened=True), {n: str(s) for n, s in stay.items()}
+
+
+def only_recipes(graph: Graph, recipes: Mapping[str, str] | None) -> Graph:
+    """The graph whose open recipes are settled: by op key those that there are, of others none."""
+    if recipes is None:
+        return graph
+
+    def of(part: Graph, op: Op) -> Op:
+        if OPEN not in op.attrs:
+            return op
+        attrs = {name: value for name, value in op.attrs.items() if name not in (OPEN, RECIPE)}
+        text = recipes.get(key(scopes[id(part)], op.name))
+        return replace(op, attrs=attrs if text is None else {**attrs, RECIPE: text})
+
+    scopes = {id(block.body): name for name, block in graph.blocks.items()} | {id(graph): None}
+    return with_ops(graph, of)
 
 
 def narrow_of(op: Op) -> Narrow | None:

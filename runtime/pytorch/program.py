@@ -24,6 +24,7 @@ from autopar.runtime.pytorch.collectives import (
 from autopar.runtime.pytorch.ctc import ctc_loss
 from autopar.runtime.pytorch.dropout import dropout
 from autopar.runtime.pytorch.experts import experts
+from autopar.runtime.pytorch.gated_activation import gated_activation
 from autopar.runtime.pytorch.held_layers import (
     BatchNorm,
     Conv,
@@ -59,7 +60,7 @@ __all__ = [
     "FP32", "BatchNorm", "Buffer", "Conv", "Embedding", "GroupNorm", "LayerNorm", "Linear",
     "Modules", "Parameter", "RMSNorm", "Settings", "Stage", "Value", "Weights", "all_reduce",
     "all_to_all", "attention", "batch_norm", "carry", "copy_to", "cross_entropy", "ctc_loss",
-    "device", "dropout", "embedding", "experts", "gather", "keep_first",
+    "device", "dropout", "embedding", "experts", "gated_activation", "gather", "keep_first",
     "linear_cross_entropy", "local", "own_function",
     "pad", "probe", "recompute", "reduce_scatter", "repeat_heads", "ring_attention",
     "rms_norm", "rotary",

@@ -48,6 +48,7 @@ from autopar.runtime.shared.program_module import read_lists, read_train
 from autopar.runtime.verify.collectives import compare_priced
 from autopar.runtime.verify.pytorch import stand_ins
 from autopar.runtime.verify.pytorch.comparison import Comparison, Piece
+from autopar.runtime.verify.pytorch.kernels import not_run
 from autopar.runtime.verify.pytorch.locate import locate, probed
 from autopar.runtime.verify.pytorch.modes import FixedDraws, exact
 from autopar.runtime.verify.pytorch.narrow import narrow_result
@@ -110,7 +111,8 @@ def verify(folder: str | Path) -> dict[str, Any]:
         raise_edited(error, known_edits(folder, plan, partial(capture, workload)))
         raise
     failed = lifted.errors is not None and lifted.errors.largest > TOLERANCE
-    where = _locate(folder, workload, batch, place, failed)
+    with products_as("whole"):
+        where = _locate(folder, workload, batch, place, failed)
     if not first:
         return {}
     assert lifted.errors is not None
@@ -132,6 +134,7 @@ def verify(folder: str | Path) -> dict[str, Any]:
         time_s=time.perf_counter() - begin,
         first_difference=where,
         narrow=narrow,
+        unchecked=tuple(not_run(plan.kernels, place)),
     )
     return asdict(result)
 
