@@ -26,6 +26,7 @@ from autopar.nouns.layout import Grammar, Pins
 from autopar.nouns.plan import Plan, to_json
 from autopar.nouns.recipes import PRODUCTS, RECIPES, Narrow
 from autopar.planner import plan
+from autopar.planner.family.pins import parse_pins
 from autopar.planner.planning import Options, PlanResult
 from autopar.report.diff import decisions
 from autopar.report.explain import explained
@@ -266,6 +267,15 @@ def test_what_cannot_be_is_an_error(where: Path, name: str) -> None:
     (model, cluster, fix), reason = REFUSED[name]
     with pytest.raises(UserError, match=reason):
         planned(where, model, cluster, **fix)
+
+
+def test_devices_of_two_kinds_and_figures_of_an_architecture(where: Path, tmp_path: Path) -> None:
+    text = (CLUSTERS / "a100_8_h100_8.yaml").read_text().replace("A100-80GB", "B200")
+    (tmp_path / "two.yaml").write_text(text)
+    with pytest.raises(UserError, match="one kind of devices, and the cluster has B200 and H100"):
+        plan(f"{where / 'model.py'}:large", str(tmp_path / "two.yaml"), {"precision": "fp8-row"})
+    with pytest.raises(UserError, match="compute all layers alike; say `--precision fp8`"):
+        parse_pins(["precision=fp8-row"])
 
 
 def test_compiled_programs_and_jax_have_none(where: Path) -> None:
