@@ -33,7 +33,7 @@ FUNCTIONS = frozenset(
     "all_reduce all_to_all attention batch_norm carry copy_to cross_entropy ctc_loss device dropout"
     " embedding experts gated_activation gather keep_first linear_cross_entropy local"
     " own_function pad recompute reduce_scatter repeat_heads ring_attention rms_norm rotary"
-    " scatter_sum shard whole".split()
+    " scaled_linear scatter_sum shard whole".split()
 )
 # Python's own functions, which variables do not hide.
 BUILTINS = frozenset(name for name in dir(builtins) if name.islower())

@@ -49,6 +49,7 @@ from autopar.runtime.pytorch.parameters import Buffer, Parameter, local
 from autopar.runtime.pytorch.probe import probe
 from autopar.runtime.pytorch.recomputing import recompute
 from autopar.runtime.pytorch.ring_attention import ring_attention
+from autopar.runtime.pytorch.scaled_products import scaled_linear
 from autopar.runtime.pytorch.stage import Stage, Value
 from autopar.runtime.pytorch.vocabulary import cross_entropy, embedding
 from autopar.runtime.shared.settings import Settings
@@ -63,5 +64,5 @@ __all__ = [
     "linear_cross_entropy", "local", "own_function",
     "pad", "probe", "recompute", "reduce_scatter", "repeat_heads", "ring_attention",
     "rms_norm", "rotary",
-    "scatter_sum", "shard", "whole",
+    "scaled_linear", "scatter_sum", "shard", "whole",
 ]  # fmt: skip

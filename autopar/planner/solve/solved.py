@@ -114,6 +114,7 @@ def solve(
     cut = question.cuts.of(candidate.model)
     binder = solver.bindings.of
     lowered = lower(question.graph, spread, candidate.microbatches, cut, binder=binder)
+    lowered = posed.prices.settled(lowered)
     summary = summarise(lowered, posed.prices, question.framework)
     model = CutModel(Cuts.of(lowered), summary, posed.prices, question.framework)
     return Solved(candidate, posed, folded, solution, spread, model)
@@ -154,6 +155,13 @@ def _posed(question: Question, candidate: Candidate, solver: Solver, must_split:
 
 def lowered_of(question: Question, decided: Decided) -> Lowered:
     """What follows from the decisions."""
+    lowered = unsettled_of(question, decided)
+    prices = Prices(question.cluster, lowered.mesh, question.precision, question.fusion)
+    return prices.settled(lowered)
+
+
+def unsettled_of(question: Question, decided: Decided) -> Lowered:
+    """The same with recipes that are open as they are."""
     candidate = decided.candidate
     cut = question.cuts.of(candidate.model)
     return lower(question.graph, decided.spread, candidate.microbatches, cut)
