@@ -1,0 +1,283 @@
+"""Tensor-parallel products with their collective in pieces of rows: one piece is moved while another
+is multiplied.
+
+=================================================  ==================  ==================
+call                                               forward             backward
+=================================================  ==================  ==================
+``gathered_linears(x, layers, dim, axis, n)``      all_gather          reduce_scatter
+``copied_linears(x, layers, axis, n)``             nothing             all_reduce
+``linear_scattered(x, layer, dim, axis, n)``       reduce_scatter      all_gather
+``linear_reduced(x, layer, axis, n)``              all_reduce          nothing
+=================================================  ==================  ==================
+
+Each is what `autopar.runtime.pytorch.collectives` and the layers give one after the other, to the
+rounding of sums. A collective of all rows becomes ``pieces`` of equal size, begun as soon as there
+is what they take and waited for where they are read: piece i + 1 is gathered while piece i is
+multiplied, piece i is reduced while piece i + 1 is made, and in backward the last reductions go on
+beside the gradients of weights, which are products of all rows at once.
+
+A piece of a gathered dim has rows of every rank: of 2 ranks with rows 0 1 2 3 and 4 5 6 7 the first
+of two pieces is 0 1 4 5. Products read it in that order; what they give is put in order again.
+Kept for backward are the whole operand and the weights, never written into: it may run twice.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import Function
+
+from autopar.runtime.pytorch import transport
+from autopar.runtime.pytorch.collectives import apply
+from autopar.runtime.pytorch.held_layers import Linear
+from autopar.runtime.shared.settings import ProgramError
+
+Given = Tensor | None
+T = TypeVar("T")
+
+
+def gathered_linears(
+    x: Tensor, layers: Sequence[Linear], dim: int, axis: str, pieces: int
+) -> tuple[Tensor, ...]:
+    """What each layer gives of ``x``, its pieces of ``dim`` put together along ``axis``.
+
+    x [..., s, ..., k] of each of w ranks -> [..., w s, ..., n] for each layer. The gradient of x
+    is a partial sum on each rank, which backward adds up: a reduce-scatter in pieces.
+    """
+    rows = _rows("gathered_linears", x, dim, axis, pieces, x.shape[dim])
+    return tuple(apply(_Gathered, x, rows, *_parts(layers)))
+
+
+def copied_linears(
+    x: Tensor, layers: Sequence[Linear], axis: str, pieces: int
+) -> tuple[Tensor, ...]:
+    """What each layer gives of ``x`` [..., k], which every rank of ``axis`` has; backward adds up
+    the partial sums of its gradient in pieces."""
+    _divides("copied_linears", math.prod(x.shape[:-1]), pieces, "rows")
+    return tuple(apply(_Copied, x, axis, pieces, *_parts(layers)))
+
+
+def linear_scattered(x: Tensor, layer: Linear, dim: int, axis: str, pieces: int) -> Tensor:
+    """The sum over ``axis`` of what ``layer``, whose ranks have pieces of k, gives of ``x``; each
+    keeps its piece of ``dim``: x [..., w s, ..., k] -> [..., s, ..., n]."""
+    weight = _alone("linear_scattered", layer)
+    ways = transport.size(axis)
+    _divides("linear_scattered", x.shape[dim], ways, f"places of dim {dim}", f"ranks of {axis}")
+    rows = _rows("linear_scattered", x, dim, axis, pieces, x.shape[dim] // ways)
+    result: Tensor = apply(_Scattered, x, weight, rows)
+    return result
+
+
+def linear_reduced(x: Tensor, layer: Linear, axis: str, pieces: int) -> Tensor:
+    """The sum over ``axis`` of what ``layer``, whose ranks have pieces of k, gives of ``x``:
+    x [..., k] -> [..., n], whole on every rank."""
+    weight = _alone("linear_reduced", layer)
+    _divides("linear_reduced", math.prod(x.shape[:-1]), pieces, "rows")
+    result: Tensor = apply(_Reduced, x, weight, axis, pieces)
+    return result
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """How a dim that ``ways`` ranks of ``axis`` share is cut into ``pieces`` of each rank's part.
+
+    A tensor's ``shape`` is [a, s, m, c] here: what is before the dim, one rank's part of it, what
+    is between it and the last, the last.
+    """
+
+    axis: str
+    dim: int
+    ways: int
+    pieces: int
+    part: int
+
+    @property
+    def each(self) -> int:
+        return self.part // self.pieces
+
+    def own(self, x: Tensor, i: int) -> Tensor:
+        """Piece i of a rank's part, [..., s, ..., c] -> [..., s / pieces, ..., c]."""
+        return x.narrow(self.dim, i * self.each, self.each)
+
+    def whole(self, x: Tensor, i: int) -> Tensor:
+        """Piece i of what all ranks' parts make up, [..., w s, ..., c] -> [w, ..., s / pieces, ...,
+        c], a view."""
+        split = x.unflatten(self.dim, (self.ways, self.pieces, self.each))
+        return split.select(self.dim + 1, i).movedim(self.dim, 0)
+
+    def joined(self, pieces: Sequence[Tensor]) -> Tensor:
+        """The inverse of `whole`, of all pieces: [w, ..., s / pieces, ..., c] -> [..., w s, ..., c]."""
+        placed = [piece.movedim(0, self.dim) for piece in pieces]
+        return torch.stack(placed, self.dim + 1).flatten(self.dim, self.dim + 2)
+
+    def begin_gather(self, x: Tensor, i: int) -> Tensor:
+        return transport.begin_all_gather(self.own(x, i), self.axis)
+
+    def gathered(self, coming: Tensor) -> Tensor:
+        """What `begin_gather` began, when it is there: [w, ..., s / pieces, ..., c]."""
+        return transport.wait(coming).unflatten(0, (self.ways, -1))
+
+    def begin_scatter(self, x: Tensor) -> Tensor:
+        """[w, ..., s / pieces, ..., c], of which each rank keeps its own sum."""
+        return transport.begin_reduce_scatter(x.flatten(0, 1), self.axis)
+
+    def scattered(self, coming: Sequence[Tensor]) -> Tensor:
+        """What `begin_scatter` began, piece by piece: [..., s, ..., c]."""
+        return torch.cat([transport.wait(one) for one in coming], self.dim)
+
+    def each_gathered(self, x: Tensor) -> Iterator[Tensor]:
+        """Every piece of ``x`` of all ranks, the next one on its way meanwhile."""
+        coming = self.begin_gather(x, 0)
+        for i in range(self.pieces):
+            here = self.gathered(coming)
+            if i + 1 < self.pieces:
+                coming = self.begin_gather(x, i + 1)
+            yield here
+
+
+class _Gathered(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, rows: _Rows, *parts: Given) -> tuple[Tensor, ...]:
+        layers = _pairs(parts)
+        made: list[list[Tensor]] = [[] for _ in layers]
+        whole: list[Tensor] = []
+        for piece in rows.each_gathered(x):
+            whole.append(piece)
+            for results, (weight, bias) in zip(made, layers, strict=True):
+                results.append(F.linear(piece, weight, bias))
+        ctx.rows = rows
+        # Only gradients of weights read it.
+        kept = rows.joined(whole) if any(ctx.needs_input_grad[2::2]) else None
+        ctx.save_for_backward(kept, *(weight for weight, _ in layers))
+        return tuple(rows.joined(results) for results in made)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        x, *weights = ctx.saved_tensors
+        rows: _Rows = ctx.rows
+        coming = []
+        for i in range(rows.pieces) if ctx.needs_input_grad[0] else ():
+            coming.append(rows.begin_scatter(_back([rows.whole(g, i) for g in grads], weights)))
+        parts = _of_parts(ctx.needs_input_grad[2:], x, grads)
+        return (rows.scattered(coming) if coming else None), None, *parts
+
+
+class _Copied(Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, axis: str, pieces: int, *parts: Given
+    ) -> tuple[Tensor, ...]:
+        layers = _pairs(parts)
+        ctx.where = axis, pieces
+        kept = x if any(ctx.needs_input_grad[3::2]) else None
+        ctx.save_for_backward(kept, *(weight for weight, _ in layers))
+        return tuple(F.linear(x, weight, bias) for weight, bias in layers)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        x, *weights = ctx.saved_tensors
+        coming: list[Tensor] = []
+        axis, pieces = ctx.where
+        if ctx.needs_input_grad[0]:
+            cut = zip(*(g.flatten(0, -2).chunk(pieces) for g in grads), strict=True)
+            coming = [transport.begin_all_reduce(_back(some, weights), axis) for some in cut]
+        parts = _of_parts(ctx.needs_input_grad[3:], x, grads)
+        of_x = _reduced(coming, grads[0].shape) if coming else None
+        return of_x, None, None, *parts
+
+
+class _Scattered(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, rows: _Rows) -> Tensor:
+        ctx.rows = rows
+        ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weight)
+        every = (rows.whole(x, i) for i in range(rows.pieces))
+        return rows.scattered([rows.begin_scatter(F.linear(piece, weight)) for piece in every])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        x, weight = ctx.saved_tensors
+        rows: _Rows = ctx.rows
+        of_x, whole = [], []
+        for piece in rows.each_gathered(grad):
+            whole.append(piece)
+            if ctx.needs_input_grad[0]:
+                of_x.append(piece @ weight)
+        of_weight = _of_weight(rows.joined(whole), x) if ctx.needs_input_grad[1] else None
+        return (rows.joined(of_x) if of_x else None), of_weight, None
+
+
+class _Reduced(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, axis: str, pieces: int) -> Tensor:
+        ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weight)
+        every = x.flatten(0, -2).chunk(pieces)
+        coming = [transport.begin_all_reduce(F.linear(piece, weight), axis) for piece in every]
+        return _reduced(coming, x.shape)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        x, weight = ctx.saved_tensors
+        of_x = grad @ weight if ctx.needs_input_grad[0] else None
+        return of_x, _of_weight(grad, x) if ctx.needs_input_grad[1] else None, None, None
+
+
+def _reduced(coming: Sequence[Tensor], shape: torch.Size) -> Tensor:
+    """All pieces of rows, in a tensor whose dims but the last are those of ``shape``."""
+    return torch.cat([transport.wait(one) for one in coming]).unflatten(0, shape[:-1])
+
+
+def _back(grads: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
+    """The gradient of what several products read, of theirs [..., n]: [..., k]."""
+    total = grads[0] @ weights[0]
+    for grad, weight in zip(grads[1:], weights[1:], strict=True):
+        total = total + grad @ weight
+    return total
+
+
+def _of_parts(wanted: Sequence[bool], x: Given, grads: Sequence[Tensor]) -> Iterator[Given]:
+    """The gradients of weight and bias of every layer, None of those that are not wanted."""
+    for grad, (of_weight, of_bias) in zip(grads, _pairs(wanted), strict=True):
+        yield _of_weight(grad, x) if of_weight and x is not None else None
+        yield grad.flatten(0, -2).sum(0) if of_bias else None
+
+
+def _of_weight(grad: Tensor, x: Tensor) -> Tensor:
+    """[..., n] and [..., k] -> [n, k]"""
+    return grad.flatten(0, -2).t() @ x.flatten(0, -2)
+
+
+def _parts(layers: Sequence[Linear]) -> Iterator[Given]:
+    """Weight and bias of every layer, one after the other, as they are computed with."""
+    for layer in layers:
+        yield from layer.own()
+
+
+def _pairs(parts: Sequence[T]) -> list[tuple[T, T]]:
+    return [*zip(parts[::2], parts[1::2], strict=True)]
+
+
+def _alone(call: str, layer: Linear) -> Tensor:
+    """The weight of a layer without a bias, which every rank would add."""
+    weight, bias = layer.own()
+    if bias is not None:
+        raise ProgramError(f"{call}: ranks add up what the layer gives, so add its bias afterwards")
+    return weight
+
+
+def _rows(call: str, x: Tensor, dim: int, axis: str, pieces: int, part: int) -> _Rows:
+    if not 0 <= dim < x.dim() - 1:
+        raise ProgramError(f"{call}: dim {dim} of {list(x.shape)} is none of its rows")
+    _divides(call, part, pieces, f"places of dim {dim} on a rank")
+    return _Rows(axis, dim, transport.size(axis), pieces, part)
+
+
+def _divides(call: str, size: int, ways: int, of: str, into: str = "pieces") -> None:
+    if ways < 1 or size % ways:
+        raise ProgramError(f"{call}: {ways} {into} do not divide {size} {of}")
