@@ -5,7 +5,9 @@ is multiplied.
 call                                               forward             backward
 =================================================  ==================  ==================
 ``gathered_linears(x, layers, dim, axis, n)``      all_gather          reduce_scatter
+``gathered_linear(x, layer, dim, axis, n)``        all_gather          reduce_scatter
 ``copied_linears(x, layers, axis, n)``             nothing             all_reduce
+``copied_linear(x, layer, axis, n)``               nothing             all_reduce
 ``linear_scattered(x, layer, dim, axis, n)``       reduce_scatter      all_gather
 ``linear_reduced(x, layer, axis, n)``              all_reduce          nothing
 =================================================  ==================  ==================
@@ -37,6 +39,8 @@ from autopar.runtime.pytorch import transport
 from autopar.runtime.pytorch.collectives import apply
 from autopar.runtime.pytorch.held_layers import Linear
 from autopar.runtime.shared.settings import ProgramError
+from autopar.torch_private.autograd import wanted
+from autopar.torch_private.tensors import version_of
 
 Given = Tensor | None
 T = TypeVar("T")
@@ -54,6 +58,12 @@ def gathered_linears(
     return tuple(apply(_Gathered, x, rows, *_parts(layers)))
 
 
+def gathered_linear(x: Tensor, layer: Linear, dim: int, axis: str, pieces: int) -> Tensor:
+    """`gathered_linears` of one layer."""
+    (result,) = gathered_linears(x, (layer,), dim, axis, pieces)
+    return result
+
+
 def copied_linears(
     x: Tensor, layers: Sequence[Linear], axis: str, pieces: int
 ) -> tuple[Tensor, ...]:
@@ -61,6 +71,12 @@ def copied_linears(
     the partial sums of its gradient in pieces."""
     _divides("copied_linears", math.prod(x.shape[:-1]), pieces, "rows")
     return tuple(apply(_Copied, x, axis, pieces, *_parts(layers)))
+
+
+def copied_linear(x: Tensor, layer: Linear, axis: str, pieces: int) -> Tensor:
+    """`copied_linears` of one layer."""
+    (result,) = copied_linears(x, (layer,), axis, pieces)
+    return result
 
 
 def linear_scattered(x: Tensor, layer: Linear, dim: int, axis: str, pieces: int) -> Tensor:
@@ -102,7 +118,7 @@ class _Rows:
         return self.part // self.pieces
 
     def own(self, x: Tensor, i: int) -> Tensor:
-        """Piece i of a rank's part, [..., s, ..., c] -> [..., s / pieces, ..., c]."""
+        """Piece i of a rank's part, [..., s, ..., c] -> [..., s / pieces, ..., c], a view."""
         return x.narrow(self.dim, i * self.each, self.each)
 
     def whole(self, x: Tensor, i: int) -> Tensor:
@@ -151,7 +167,7 @@ class _Gathered(Function):
             whole.append(piece)
             for results, (weight, bias) in zip(made, layers, strict=True):
                 results.append(F.linear(piece, weight, bias))
-        ctx.rows = rows
+        ctx.rows, ctx.tensors = rows, _tensors(x, rows, *parts)
         # Only gradients of weights read it.
         kept = rows.joined(whole) if any(ctx.needs_input_grad[2::2]) else None
         ctx.save_for_backward(kept, *(weight for weight, _ in layers))
@@ -161,20 +177,19 @@ class _Gathered(Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:
         x, *weights = ctx.saved_tensors
         rows: _Rows = ctx.rows
+        of_x, _, *of_parts = wanted(ctx, ctx.tensors)
         coming = []
-        for i in range(rows.pieces) if ctx.needs_input_grad[0] else ():
+        for i in range(rows.pieces) if of_x else ():
             coming.append(rows.begin_scatter(_back([rows.whole(g, i) for g in grads], weights)))
-        parts = _of_parts(ctx.needs_input_grad[2:], x, grads)
+        parts = [*_of_parts(of_parts, x, grads)]  # beside the last reductions
         return (rows.scattered(coming) if coming else None), None, *parts
 
 
 class _Copied(Function):
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, axis: str, pieces: int, *parts: Given
-    ) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, x: Tensor, axis: str, pieces: int, *parts: Given) -> tuple[Tensor, ...]:
         layers = _pairs(parts)
-        ctx.where = axis, pieces
+        ctx.where, ctx.tensors = (axis, pieces), _tensors(x, axis, pieces, *parts)
         kept = x if any(ctx.needs_input_grad[3::2]) else None
         ctx.save_for_backward(kept, *(weight for weight, _ in layers))
         return tuple(F.linear(x, weight, bias) for weight, bias in layers)
@@ -184,18 +199,21 @@ class _Copied(Function):
         x, *weights = ctx.saved_tensors
         coming: list[Tensor] = []
         axis, pieces = ctx.where
-        if ctx.needs_input_grad[0]:
+        of_x, _, _, *of_parts = wanted(ctx, ctx.tensors)
+        if of_x:
             cut = zip(*(g.flatten(0, -2).chunk(pieces) for g in grads), strict=True)
             coming = [transport.begin_all_reduce(_back(some, weights), axis) for some in cut]
-        parts = _of_parts(ctx.needs_input_grad[3:], x, grads)
-        of_x = _reduced(coming, grads[0].shape) if coming else None
-        return of_x, None, None, *parts
+        parts = [*_of_parts(of_parts, x, grads)]
+        return (_reduced(coming, grads[0].shape) if coming else None), None, None, *parts
 
 
 class _Scattered(Function):
+    """Where a backward is in two, the gradient that the first one gathers is kept for the second,
+    which is known by what it is given: the same gradient, unwritten."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, rows: _Rows) -> Tensor:
-        ctx.rows = rows
+        ctx.rows, ctx.tensors, ctx.kept = rows, _tensors(x, weight, rows), None
         ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weight)
         every = (rows.whole(x, i) for i in range(rows.pieces))
         return rows.scattered([rows.begin_scatter(F.linear(piece, weight)) for piece in every])
@@ -204,18 +222,41 @@ class _Scattered(Function):
     def backward(ctx: Any, grad: Tensor) -> Any:
         x, weight = ctx.saved_tensors
         rows: _Rows = ctx.rows
-        of_x, whole = [], []
+        of_x, of_weight, _ = wanted(ctx, ctx.tensors)
+        kept, ctx.kept = ctx.kept, None
+        if kept is not None and kept.of(grad) and not of_x:
+            return None, _of_weight(kept.whole, x) if of_weight else None, None
+        made, whole = [], []
         for piece in rows.each_gathered(grad):
             whole.append(piece)
-            if ctx.needs_input_grad[0]:
-                of_x.append(piece @ weight)
-        of_weight = _of_weight(rows.joined(whole), x) if ctx.needs_input_grad[1] else None
-        return (rows.joined(of_x) if of_x else None), of_weight, None
+            if of_x:
+                made.append(piece @ weight)
+        later = ctx.needs_input_grad[1] and not of_weight
+        all_of_it = rows.joined(whole) if of_weight or later else None
+        if later and all_of_it is not None:
+            ctx.kept = _Kept(grad, version_of(grad), all_of_it)
+        part = _of_weight(all_of_it, x) if of_weight and all_of_it is not None else None
+        return (rows.joined(made) if made else None), part, None
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A gradient, how often it was written then, and what it is of all ranks together."""
+
+    grad: Tensor
+    version: int
+    whole: Tensor
+
+    def of(self, grad: Tensor) -> bool:
+        same = grad.data_ptr() == self.grad.data_ptr() and grad.stride() == self.grad.stride()
+        written = version_of(self.grad) != self.version
+        return same and grad.shape == self.grad.shape and not written
 
 
 class _Reduced(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, axis: str, pieces: int) -> Tensor:
+        ctx.tensors = _tensors(x, weight, axis, pieces)
         ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weight)
         every = x.flatten(0, -2).chunk(pieces)
         coming = [transport.begin_all_reduce(F.linear(piece, weight), axis) for piece in every]
@@ -224,8 +265,13 @@ class _Reduced(Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         x, weight = ctx.saved_tensors
-        of_x = grad @ weight if ctx.needs_input_grad[0] else None
-        return of_x, _of_weight(grad, x) if ctx.needs_input_grad[1] else None, None, None
+        of_x, of_weight, *_ = wanted(ctx, ctx.tensors)
+        given = grad @ weight if of_x else None
+        return given, _of_weight(grad, x) if of_weight else None, None, None
+
+
+def _tensors(*arguments: object) -> tuple[bool, ...]:
+    return tuple(isinstance(one, Tensor) for one in arguments)
 
 
 def _reduced(coming: Sequence[Tensor], shape: torch.Size) -> Tensor:

@@ -46,7 +46,9 @@ from autopar.runtime.pytorch.norms import rms_norm, rotary
 from autopar.runtime.pytorch.own_functions import own_function
 from autopar.runtime.pytorch.parameters import Buffer, Parameter, local
 from autopar.runtime.pytorch.pieces import (
+    copied_linear,
     copied_linears,
+    gathered_linear,
     gathered_linears,
     linear_reduced,
     linear_scattered,
@@ -63,8 +65,9 @@ FP32 = torch.float32
 __all__ = [
     "FP32", "BatchNorm", "Buffer", "Conv", "Embedding", "GroupNorm", "LayerNorm", "Linear",
     "Modules", "Parameter", "RMSNorm", "Settings", "Stage", "Value", "Weights", "all_reduce",
-    "all_to_all", "attention", "batch_norm", "carry", "copied_linears", "copy_to", "cross_entropy",
-    "ctc_loss", "device", "dropout", "embedding", "experts", "gather", "gathered_linears",
+    "all_to_all", "attention", "batch_norm", "carry", "copied_linear",
+    "copied_linears", "copy_to", "cross_entropy", "ctc_loss", "device", "dropout", "embedding",
+    "experts", "gather", "gathered_linear", "gathered_linears",
     "keep_first", "linear_cross_entropy", "linear_reduced", "linear_scattered", "local",
     "own_function",
     "pad", "probe", "recompute", "reduce_scatter", "repeat_heads", "ring_attention",

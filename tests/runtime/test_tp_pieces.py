@@ -15,7 +15,7 @@ KINDS = ("gathered", "copied", "scattered", "reduced")
 NAMES = (
     *(f"{k} along dim {d} on {w}" for k in KINDS[::2] for w in (4, 2) for d in (0, 1, 2)),
     *(f"{k} along dim 1 on {w}" for k in KINDS[1::2] for w in (4, 2)),
-    *(f"{k} frozen" for k in KINDS),
+    *(f"{k} {how}" for k in KINDS for how in ("frozen", "in two")),
     *("begun before waited", "refusals"),
 )
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 
 from autopar.nouns.axes import SHARD, TENSOR
 from autopar.runtime.pytorch import collectives
@@ -24,6 +25,7 @@ from autopar.runtime.pytorch.pieces import (
     linear_reduced,
     linear_scattered,
 )
+from autopar.runtime.pytorch.pipeline.split_backward import backward_input
 from autopar.runtime.pytorch.ranks import Ranks, using
 from autopar.runtime.shared.settings import ProgramError
 
@@ -150,6 +152,45 @@ def frozen(kind: str) -> None:
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
 
 
+def in_two(kind: str, ranks: Ranks) -> None:
+    """The gradient of what comes in, and later those of weights: each once, the second without a
+    collective; and of another gradient no part of the first one."""
+    plain, in_pieces = KINDS[kind](1)
+    some = layers(1 if kind in ("scattered", "reduced") else 3, False)
+    weights = [p for layer in some for p in layer.parameters()]
+    x = entering(kind, 1, ranks.size(TENSOR))
+
+    def backward(call: Call, scale: float) -> list[Tensor]:
+        y = x.detach().requires_grad_()
+        for weight in weights:
+            weight.grad = None
+        results = call(y, some, 2)
+        total = sum(((r * r).sum() for r in results), torch.zeros(())) * scale
+        later = backward_input([get_gradient_edge(total)], [torch.ones(())], [y], weights)
+        with Counting(ranks) as counted:
+            later.run()
+        assert not counted.rows()
+        return [g for t in (y, *weights) if (g := t.grad) is not None]
+
+    for scale in (1.0, 2.0):
+        pairs = zip(backward(plain, scale), backward(in_pieces, scale), strict=True)
+        for one, other in pairs:
+            torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+    # A first part that no second one follows leaves nothing behind that is wrong for another.
+    leaf = x.detach().requires_grad_()
+    (made,) = in_pieces(leaf, some[:1], 2)
+    for scale in (1.0, 3.0):
+        given = draw(*made.shape, seed=3) * scale
+        torch.autograd.backward([made], [given], inputs=[leaf], retain_graph=True)
+    weights[0].grad = None
+    other = draw(*made.shape, seed=4)
+    torch.autograd.backward([made], [other], inputs=weights[:1], retain_graph=True)
+    (plainly,) = plain(leaf, some[:1], 2)
+    (right,) = torch.autograd.grad(plainly, weights[:1], other)
+    assert weights[0].grad is not None
+    torch.testing.assert_close(weights[0].grad, right, rtol=1e-12, atol=1e-12)
+
+
 def begun_before_waited() -> None:
     """The next piece is on its way while one is multiplied: seen in the order of calls."""
     from autopar.runtime.pytorch import transport
@@ -208,6 +249,7 @@ def checks() -> dict[str, Callable[[], None]]:
             for dim in SHAPES if kind in ("gathered", "scattered") else (1,):
                 name = f"{kind} along dim {dim} on {ways}"
                 every[name] = on(ways, lambda r, k=kind, d=dim: alike(k, d, r, d == 1))  # type: ignore[misc]
+        every[f"{kind} in two"] = on(2, lambda r, k=kind: in_two(k, r))  # type: ignore[misc]
         every[f"{kind} frozen"] = on(4, lambda r, k=kind: frozen(k))  # type: ignore[misc]
     every["begun before waited"] = on(4, lambda r: begun_before_waited())
     every["refusals"] = on(4, lambda r: refusals())
