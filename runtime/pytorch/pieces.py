@@ -127,10 +127,15 @@ class _Rows:
         split = x.unflatten(self.dim, (self.ways, self.pieces, self.each))
         return split.select(self.dim + 1, i).movedim(self.dim, 0)
 
-    def joined(self, pieces: Sequence[Tensor]) -> Tensor:
-        """The inverse of `whole`, of all pieces: [w, ..., s / pieces, ..., c] -> [..., w s, ..., c]."""
-        placed = [piece.movedim(0, self.dim) for piece in pieces]
-        return torch.stack(placed, self.dim + 1).flatten(self.dim, self.dim + 2)
+    def put(self, into: Given, piece: Tensor, i: int) -> Tensor:
+        """The inverse of `whole`: ``into`` [..., w s, ..., c], made where it is not there yet, with
+        piece i [w, ..., s / pieces, ..., c] in its place."""
+        if into is None:
+            shape = list(piece.shape[1:])
+            shape[self.dim] *= self.ways * self.pieces
+            into = piece.new_empty(shape)
+        self.whole(into, i).copy_(piece)
+        return into
 
     def begin_gather(self, x: Tensor, i: int) -> Tensor:
         return transport.begin_all_gather(self.own(x, i), self.axis)
@@ -161,17 +166,16 @@ class _Gathered(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, rows: _Rows, *parts: Given) -> tuple[Tensor, ...]:
         layers = _pairs(parts)
-        made: list[list[Tensor]] = [[] for _ in layers]
-        whole: list[Tensor] = []
-        for piece in rows.each_gathered(x):
-            whole.append(piece)
-            for results, (weight, bias) in zip(made, layers, strict=True):
-                results.append(F.linear(piece, weight, bias))
+        keeps = any(ctx.needs_input_grad[2::2])  # gradients of weights alone read it
+        whole: Given = None
+        made: list[Given] = [None for _ in layers]
+        for i, piece in enumerate(rows.each_gathered(x)):
+            whole = rows.put(whole, piece, i) if keeps else None
+            results = (F.linear(piece, weight, bias) for weight, bias in layers)
+            made = [rows.put(one, own, i) for one, own in zip(made, results, strict=True)]
         ctx.rows, ctx.tensors = rows, _tensors(x, rows, *parts)
-        # Only gradients of weights read it.
-        kept = rows.joined(whole) if any(ctx.needs_input_grad[2::2]) else None
-        ctx.save_for_backward(kept, *(weight for weight, _ in layers))
-        return tuple(rows.joined(results) for results in made)
+        ctx.save_for_backward(whole, *(weight for weight, _ in layers))
+        return tuple(one for one in made if one is not None)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
@@ -226,17 +230,16 @@ class _Scattered(Function):
         kept, ctx.kept = ctx.kept, None
         if kept is not None and kept.of(grad) and not of_x:
             return None, _of_weight(kept.whole, x) if of_weight else None, None
-        made, whole = [], []
-        for piece in rows.each_gathered(grad):
-            whole.append(piece)
-            if of_x:
-                made.append(piece @ weight)
         later = ctx.needs_input_grad[1] and not of_weight
-        all_of_it = rows.joined(whole) if of_weight or later else None
-        if later and all_of_it is not None:
-            ctx.kept = _Kept(grad, version_of(grad), all_of_it)
-        part = _of_weight(all_of_it, x) if of_weight and all_of_it is not None else None
-        return (rows.joined(made) if made else None), part, None
+        made: Given = None
+        whole: Given = None
+        for i, piece in enumerate(rows.each_gathered(grad)):
+            whole = rows.put(whole, piece, i) if of_weight or later else None
+            made = rows.put(made, piece @ weight, i) if of_x else None
+        if later and whole is not None:
+            ctx.kept = _Kept(grad, version_of(grad), whole)
+        part = _of_weight(whole, x) if of_weight and whole is not None else None
+        return made, part, None
 
 
 @dataclass(frozen=True, slots=True)

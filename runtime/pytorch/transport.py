@@ -1,8 +1,8 @@
 """Collectives by mesh axis, on plain tensors, without gradients.
 
-These are functional collectives: they compile, and a dispatch mode sees them. Most work on dim 0 and
-return a new tensor that is ready. Those that are begun by one call and waited for by another can be
-hidden by what stands between them.
+These are functional collectives: they compile, and a dispatch mode sees them. Most work on dim 0
+and return a new tensor that is ready. Those that are begun by one call and waited for by another
+can be hidden by what stands between them.
 """
 
 from __future__ import annotations
