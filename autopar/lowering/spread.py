@@ -81,7 +81,9 @@ def lower(
         if name in apart:
             _check_in_place(scope.tensors[name], steps, block)
     zigzag = None if cut.zigzag is None else _own_names(cut.zigzag, graph, block)
-    return Lowered(graph, mesh, block, scope.tensors, ops, outputs, blocks, apart, zigzag)
+    return Lowered(
+        graph, mesh, block, scope.tensors, ops, outputs, blocks, apart, spread.pieces, zigzag
+    )
 
 
 @dataclass(slots=True)

@@ -8,6 +8,7 @@
            | "offload=" none or optimizer            see `autopar.nouns.offload`
            | "bucket=" a size, as 8MiB               see `autopar.nouns.buckets`
            | "loss_chunks=" none, or how many        see `autopar.rules.loss_heads`
+           | "tp_pieces=" 1, 2, 4 or 8               see `autopar.lowering.pieces`
            | "reduce=" float32, bfloat16 or float16
            | "all_reduce=" library or two-level     see `autopar.nouns.reduction`
            | ("sequence_parallel" | "uneven") "=" on or off
@@ -49,6 +50,7 @@ from autopar.nouns.zero import ZERO_LEVELS
 RING_RANKS = "cp_ring"
 CHUNKS, NO_CHUNKS = "loss_chunks", "none"
 BUCKET, REDUCE, ALL_REDUCE = "bucket", "reduce", "all_reduce"
+PIECES = "tp_pieces"
 DEGREES = (REPLICATE, SHARD, TENSOR, CONTEXT, EXPERT, PIPELINE)
 _DIGITS = 12
 """More of them are a slip of the finger; Python would take up to thousands."""
@@ -58,6 +60,7 @@ _MEANS: Mapping[str, str] = MappingProxyType(
         "zero": " (dp_shard splits nothing, optimizer state, and gradients, and parameters)",
         REDUCE: " (the dtype of gradients that FSDP2 reduces)",
         ALL_REDUCE: " (by which replicas add up gradients)",
+        PIECES: " (of rows, that a tensor-parallel collective runs in beside its products)",
         "offload": " (what is in host memory between steps)",
         CHUNKS: "none, or ",
         "microbatch": "the samples that one microbatch has on one data rank, ",
@@ -99,6 +102,8 @@ class Pins:
     """Of the rows of the last product and its loss; 0: none, logits are whole."""
     bucket: int | None = None
     """Bytes of gradients that replicas add up at once."""
+    tp_pieces: int | None = None
+    """Of rows, that tensor-parallel collectives run in beside products."""
     reduce: str | None = None
     """Dtype of gradients that FSDP2 reduces."""
     all_reduce: str | None = None
@@ -127,7 +132,7 @@ def _text(name: str, value: Any) -> str:
 
 
 NAMES = tuple(one.name for one in fields(Pins))
-_NOT_OF_LAYOUTS = ("microbatches", RING_RANKS, CHUNKS, BUCKET, REDUCE, ALL_REDUCE)
+_NOT_OF_LAYOUTS = ("microbatches", RING_RANKS, CHUNKS, BUCKET, PIECES, REDUCE, ALL_REDUCE)
 """What follows from the rest of a layout."""
 WORDS: Mapping[str, Sequence[str]] = MappingProxyType(
     {
@@ -136,6 +141,7 @@ WORDS: Mapping[str, Sequence[str]] = MappingProxyType(
         "offload": OFFLOAD,
         "sequence_parallel": _SWITCH[::-1],
         "uneven": _SWITCH[::-1],
+        PIECES: ("1", "2", "4", "8"),
         REDUCE: ("float32", "bfloat16", "float16"),
         ALL_REDUCE: ALL_REDUCES,
     }
@@ -230,7 +236,7 @@ def _of_words(name: str, text: str) -> Any:
         return text == _SWITCH[True]
     if name == "recompute":
         return Recompute.parse(text)
-    return int(text) if name == "zero" else text
+    return int(text) if name in ("zero", PIECES) else text
 
 
 def divisors(number: int) -> list[int]:

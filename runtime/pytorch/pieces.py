@@ -1,5 +1,5 @@
-"""Tensor-parallel products with their collective in pieces of rows: one piece is moved while another
-is multiplied.
+"""Tensor-parallel products with their collective in pieces of rows: one is moved while another is
+multiplied.
 
 =================================================  ==================  ==================
 call                                               forward             backward
@@ -124,7 +124,8 @@ class _Rows:
     def whole(self, x: Tensor, i: int) -> Tensor:
         """Piece i of what all ranks' parts make up, [..., w s, ..., c] -> [w, ..., s / pieces, ...,
         c], a view."""
-        split = x.unflatten(self.dim, (self.ways, self.pieces, self.each))
+        before, behind = x.shape[: self.dim], x.shape[self.dim + 1 :]
+        split = x.reshape(*before, self.ways, self.pieces, self.each, *behind)
         return split.select(self.dim + 1, i).movedim(self.dim, 0)
 
     def put(self, into: Given, piece: Tensor, i: int) -> Tensor:
@@ -142,7 +143,8 @@ class _Rows:
 
     def gathered(self, coming: Tensor) -> Tensor:
         """What `begin_gather` began, when it is there: [w, ..., s / pieces, ..., c]."""
-        return transport.wait(coming).unflatten(0, (self.ways, -1))
+        here = transport.wait(coming)
+        return here.view(self.ways, here.shape[0] // self.ways, *here.shape[1:])
 
     def begin_scatter(self, x: Tensor) -> Tensor:
         """[w, ..., s / pieces, ..., c], of which each rank keeps its own sum."""
@@ -165,7 +167,7 @@ class _Rows:
 class _Gathered(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, rows: _Rows, *parts: Given) -> tuple[Tensor, ...]:
-        layers = _pairs(parts)
+        layers = [(w, b) for w, b in _pairs(parts) if w is not None]
         keeps = any(ctx.needs_input_grad[2::2])  # gradients of weights alone read it
         whole: Given = None
         made: list[Given] = [None for _ in layers]
@@ -192,7 +194,7 @@ class _Gathered(Function):
 class _Copied(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, axis: str, pieces: int, *parts: Given) -> tuple[Tensor, ...]:
-        layers = _pairs(parts)
+        layers = [(w, b) for w, b in _pairs(parts) if w is not None]
         ctx.where, ctx.tensors = (axis, pieces), _tensors(x, axis, pieces, *parts)
         kept = x if any(ctx.needs_input_grad[3::2]) else None
         ctx.save_for_backward(kept, *(weight for weight, _ in layers))
@@ -279,7 +281,8 @@ def _tensors(*arguments: object) -> tuple[bool, ...]:
 
 def _reduced(coming: Sequence[Tensor], shape: torch.Size) -> Tensor:
     """All pieces of rows, in a tensor whose dims but the last are those of ``shape``."""
-    return torch.cat([transport.wait(one) for one in coming]).unflatten(0, shape[:-1])
+    every = torch.cat([transport.wait(one) for one in coming])
+    return every.view(*shape[:-1], every.shape[-1])
 
 
 def _back(grads: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:

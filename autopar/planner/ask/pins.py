@@ -30,6 +30,7 @@ from autopar.nouns.layout import (
     ALL_REDUCE,
     BUCKET,
     CHUNKS,
+    PIECES,
     REDUCE,
     RING_RANKS,
     WORDS,
@@ -69,6 +70,7 @@ CHOICES = (
     "offload",
     CHUNKS,
     BUCKET,
+    PIECES,
     REDUCE,
     ALL_REDUCE,
 )

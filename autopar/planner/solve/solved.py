@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from autopar.lowering.lowered import Lowered
+from autopar.lowering.pieces import every_site, with_pieces
 from autopar.lowering.spread import lower
 from autopar.nouns.axes import MICROBATCH
 from autopar.nouns.mesh import Mesh
@@ -20,10 +21,11 @@ from autopar.planner.problem.posed import Posed, least_used
 from autopar.planner.problem.solving import Solver
 from autopar.pricing.cut_model import CutModel
 from autopar.pricing.cuts import Cuts
-from autopar.pricing.prices import PICOSECONDS, Prices
+from autopar.pricing.prices import PICOSECONDS
 from autopar.pricing.state import StateSharding
 from autopar.pricing.state_prices import StatePrices
 from autopar.pricing.summary import Summary, summarise
+from autopar.pricing.tp_pieces import chosen
 from autopar.rules.strategies import DEFER, NOTHING, PASS_PARTIAL, Strategy
 
 
@@ -113,6 +115,8 @@ def solve(
     cut = question.cuts.of(candidate.model)
     binder = solver.bindings.of
     lowered = lower(question.graph, spread, candidate.microbatches, cut, binder=binder)
+    spread = replace(spread, pieces=chosen(posed.prices, every_site(lowered)))
+    lowered = with_pieces(lowered, spread.pieces)
     summary = summarise(lowered, posed.prices, question.framework)
     model = CutModel(Cuts.of(lowered), summary, posed.prices, question.framework)
     return Solved(candidate, posed, folded, solution, spread, model)
@@ -140,7 +144,7 @@ def _posed(question: Question, candidate: Candidate, solver: Solver, must_split:
         question.graph,
         full,
         question.cuts.of(candidate.model),
-        Prices(question.cluster, full, question.precision, question.fusion, works=works),
+        question.prices(full, works),
         solver.bindings,
         must_split,
         not question.uneven,
