@@ -24,6 +24,7 @@ from autopar.nouns.layout import WORDS
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.offload import OFFLOAD
 from autopar.nouns.optimizer import OPTIMIZERS, is_own
+from autopar.nouns.pieces import COUNTS
 from autopar.nouns.plan import FORMAT, Plan, key
 from autopar.nouns.recompute import Recompute, policies
 from autopar.nouns.reduction import ranks_inside, two_level_of
@@ -91,6 +92,8 @@ def check_values(plan: Plan) -> None:
         raise _bad("spreads", [], "one spread or more")
     for i, spread in enumerate(plan.spreads):
         _check_mesh(f"spreads[{i}].mesh", spread.mesh)
+        for name, count in spread.pieces.items():
+            _one_of(f"spreads[{i}].pieces[{name!r}]", count, COUNTS)
     for i, stage in enumerate(plan.stages):
         _one_of(f"stages[{i}].zero", stage.zero, ZERO_LEVELS)
         if plan.framework == "jax":
@@ -127,7 +130,8 @@ def check_names(plan: Plan, graph: Graph) -> None:
     ops = {key(scope, op.name) for scope, part in graphs for op in part.ops}
     tensors = {key(scope, name) for scope, part in graphs for name in part.tensors}
     for i, spread in enumerate(plan.spreads):
-        for table, names in (("ops", ops), ("shared", tensors), ("parameters", tensors)):
+        tables = (("ops", ops), ("shared", tensors), ("parameters", tensors), ("pieces", tensors))
+        for table, names in tables:
             _known(f"spreads[{i}].{table}", getattr(spread, table), names)
     for i, stage in enumerate(plan.stages):
         if stage.first:

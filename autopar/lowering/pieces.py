@@ -22,10 +22,11 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from autopar.lowering.lowered import Lowered, LoweredOp
+from autopar.lowering.lowered import Lowered, LoweredOp, LoweringError
 from autopar.nouns.axes import OPS
 from autopar.nouns.graph import Op, Tensor
 from autopar.nouns.mesh import Mesh
+from autopar.nouns.pieces import COUNTS
 from autopar.nouns.plan import key
 from autopar.rules.notation import BoundRule
 from autopar.rules.resharding import Step
@@ -40,8 +41,6 @@ KINDS: Mapping[tuple[str, str], str] = {
 """By the kinds of the placements before and behind the step."""
 BEFORE = (GATHERED, COPIED)
 """Those whose step stands before the products."""
-COUNTS = (1, 2, 4, 8)
-"""Of pieces, that a plan may have."""
 LEAST_ROWS = 16
 """Of a product in a piece: the rows of one instruction of tensor cores (``m16n8k16``)."""
 
@@ -214,6 +213,33 @@ def with_pieces(lowered: Lowered, pieces: Mapping[str, int]) -> Lowered:
     """The same, with as many pieces at the sites that are named by key."""
     blocks = {name: with_pieces(body, pieces) for name, body in lowered.blocks.items()}
     return replace(lowered, pieces=pieces, blocks=blocks)
+
+
+def check_pieces(lowered: Lowered) -> None:
+    """Raises `LoweringError` where a plan has pieces that cannot be: of a tensor that is no site,
+    unequal ones, or of a layer on both of its sides."""
+    there = {site.key: site for site, _ in every_site(lowered)}
+    taken: dict[tuple[str, str], str] = {}
+    for where, count in lowered.pieces.items():
+        site = there.get(where)
+        if site is None:
+            may = f"; it may be of {', '.join(sorted(there))}" if there else ""
+            raise LoweringError(
+                f"{where} in {count} pieces: no collective over tensor-parallel ranks stands there "
+                f"alone beside linear layers{may}"
+            )
+        if not site.takes(count):
+            fits = ", ".join(str(n) for n in COUNTS if site.takes(n))
+            raise LoweringError(
+                f"{where} in {count} pieces of {site.part}, {site.rows} rows in all: they must be "
+                f"equal, of {LEAST_ROWS} rows at least: {fits}"
+            )
+        for op in site.products if count > 1 else ():
+            other = taken.setdefault((where.rpartition("::")[0], op.op.name), where)
+            if other != where:
+                raise LoweringError(
+                    f"{op.op.name} lies between {other} and {where}: one of them may be in pieces"
+                )
 
 
 def every_site(lowered: Lowered) -> Iterator[tuple[Site, Lowered]]:

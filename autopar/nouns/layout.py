@@ -43,6 +43,7 @@ from autopar.nouns.axes import (
 from autopar.nouns.buckets import bucket_text, parse_bucket
 from autopar.nouns.errors import UserError, did_you_mean
 from autopar.nouns.offload import OFFLOAD
+from autopar.nouns.pieces import COUNTS
 from autopar.nouns.recompute import ATTENTION, KEEP_ALL, POLICIES, Recompute
 from autopar.nouns.reduction import ALL_REDUCES
 from autopar.nouns.zero import ZERO_LEVELS
@@ -141,7 +142,7 @@ WORDS: Mapping[str, Sequence[str]] = MappingProxyType(
         "offload": OFFLOAD,
         "sequence_parallel": _SWITCH[::-1],
         "uneven": _SWITCH[::-1],
-        PIECES: ("1", "2", "4", "8"),
+        PIECES: tuple(map(str, COUNTS)),
         REDUCE: ("float32", "bfloat16", "float16"),
         ALL_REDUCE: ALL_REDUCES,
     }

@@ -39,6 +39,7 @@ from autopar.planner.ask.unruled import check_allowed, check_registered, unruled
 from autopar.planner.search.buckets import sums_of
 from autopar.planner.search.loss_chunks import asked_chunks, check_rows, searched_in_chunks
 from autopar.planner.search.reductions import check_reduce, reduce_dtype_of
+from autopar.planner.search.tp_pieces import check_asked, check_pieces, with_effect
 from autopar.planner.solve.solved import lowered_of
 from autopar.pricing.bands import memory_band, time_band
 from autopar.pricing.bounds import prediction_bounds
@@ -186,6 +187,7 @@ def plan_captured(
     chunks = asked_chunks(
         graph, pins.loss_chunks, workload.framework, style, captured.samples, cluster
     )
+    check_asked(pins.tp_pieces, workload.framework, style)
     plain, graph = graph, in_chunks(graph, chunks)
     batch_dims = {e.name: e.batch_dim for e in captured.batch if e.batch_dim is not None}
     flow, obstacle = flow_or_obstacle(graph, batch_dims)
@@ -251,6 +253,8 @@ def plan_captured(
     against += outcome.alarms
     enough = None if outcome.best.decided.stages else fewer(question, outcome)
     lowered = lowered_of(question, outcome.best.decided)
+    check_pieces(question, lowered)
+    made = with_effect(made, lowered)
     if chunks is not None:
         check_rows(lowered, chunks)
     used = outcome.cluster

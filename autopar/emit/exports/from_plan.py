@@ -80,6 +80,11 @@ def aside_of(plan: Plan) -> Iterator[str]:
         yield f"bucket={bucket_text(plan.bucket_bytes)} of gradients: the trainer has its own size"
     if plan.all_reduce is not None:
         yield f"all_reduce={plan.all_reduce}: the library's own takes its place"
+    if plan.pieces:
+        yield (
+            f"tp_pieces={max(plan.pieces.values())} of {len(plan.pieces)} collectives beside their "
+            "products: the trainer overlaps as it does by itself"
+        )
     if plan.reduce_dtype is not None:
         yield f"reduce={plan.reduce_dtype} of gradients: the trainer has its own dtype"
 

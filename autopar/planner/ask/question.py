@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autopar.lowering.pieces import COUNTS
 from autopar.nouns.buckets import BUCKET_BYTES
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.graph import Graph
 from autopar.nouns.layout import LayoutError, Pins, divisors
 from autopar.nouns.mesh import Mesh
+from autopar.nouns.pieces import COUNTS
 from autopar.nouns.plan import RunnerUp, Spread, Stage
 from autopar.nouns.reduction import LIBRARY
 from autopar.pipeline.actions import Lists, to_text

@@ -12,6 +12,7 @@ from autopar.nouns.layout import (
     BUCKET,
     CHUNKS,
     DEGREES,
+    PIECES,
     REDUCE,
     RING_RANKS,
     WORDS,
@@ -60,13 +61,18 @@ def read_pins(pairs: Mapping[str, str]) -> Pins:
             f"all-reduces of their software; leave {BUCKET}, {REDUCE} and {ALL_REDUCE} out, or "
             "give `autopar plan` a model"
         )
+    if pins.tp_pieces not in (None, 1):
+        raise LayoutError(
+            f"--fix {PIECES}={pins.tp_pieces}: layouts of architecture figures overlap as their "
+            "software does; leave it out, or give `autopar plan` a model"
+        )
     if pins.loss_chunks:
         raise LayoutError(
             f"--fix {CHUNKS}={pins.loss_chunks}: layouts of architecture figures make "
             "logits whole; leave it out, or give `autopar plan` a model"
         )
     return along_sequences(pins).without(
-        "offload", CHUNKS, BUCKET, REDUCE, ALL_REDUCE, RING_RANKS, SECOND_TENSOR
+        "offload", CHUNKS, BUCKET, PIECES, REDUCE, ALL_REDUCE, RING_RANKS, SECOND_TENSOR
     )
 
 
