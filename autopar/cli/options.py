@@ -36,8 +36,8 @@ Fix = Annotated[
         "chunks of rows the last product and its loss are taken in, on PyTorch. bucket: of "
         "gradients that replicas add up at once, as 8MiB. tp_pieces: 1, 2, 4 or 8 pieces of rows "
         "that tensor-parallel collectives run in beside products, in eager PyTorch. reduce: the "
-        "dtype in which FSDP2 reduces gradients, bfloat16 or float32. all_reduce: library, or two-level (replicas add up "
-        "gradients inside hosts, then across). "
+        "dtype in which FSDP2 reduces gradients, bfloat16 or float32. all_reduce: library, or "
+        "two-level (replicas add up gradients inside hosts, then across). "
         "sequence_parallel and recompute=selective, which no backend emits yet, are priced for "
         "transformers, and no program is written.",
     ),

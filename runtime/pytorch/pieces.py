@@ -43,11 +43,13 @@ from autopar.torch_private.autograd import wanted
 from autopar.torch_private.tensors import version_of
 
 Given = Tensor | None
+Layer = Linear | Tensor | tuple[Tensor, Tensor]
+"""A linear layer, its weight as it is computed with, or that and its bias."""
 T = TypeVar("T")
 
 
 def gathered_linears(
-    x: Tensor, layers: Sequence[Linear], dim: int, axis: str, pieces: int
+    x: Tensor, layers: Sequence[Layer], dim: int, axis: str, pieces: int
 ) -> tuple[Tensor, ...]:
     """What each layer gives of ``x``, its pieces of ``dim`` put together along ``axis``.
 
@@ -58,14 +60,14 @@ def gathered_linears(
     return tuple(apply(_Gathered, x, rows, *_parts(layers)))
 
 
-def gathered_linear(x: Tensor, layer: Linear, dim: int, axis: str, pieces: int) -> Tensor:
+def gathered_linear(x: Tensor, layer: Layer, dim: int, axis: str, pieces: int) -> Tensor:
     """`gathered_linears` of one layer."""
     (result,) = gathered_linears(x, (layer,), dim, axis, pieces)
     return result
 
 
 def copied_linears(
-    x: Tensor, layers: Sequence[Linear], axis: str, pieces: int
+    x: Tensor, layers: Sequence[Layer], axis: str, pieces: int
 ) -> tuple[Tensor, ...]:
     """What each layer gives of ``x`` [..., k], which every rank of ``axis`` has; backward adds up
     the partial sums of its gradient in pieces."""
@@ -73,13 +75,13 @@ def copied_linears(
     return tuple(apply(_Copied, x, axis, pieces, *_parts(layers)))
 
 
-def copied_linear(x: Tensor, layer: Linear, axis: str, pieces: int) -> Tensor:
+def copied_linear(x: Tensor, layer: Layer, axis: str, pieces: int) -> Tensor:
     """`copied_linears` of one layer."""
     (result,) = copied_linears(x, (layer,), axis, pieces)
     return result
 
 
-def linear_scattered(x: Tensor, layer: Linear, dim: int, axis: str, pieces: int) -> Tensor:
+def linear_scattered(x: Tensor, layer: Layer, dim: int, axis: str, pieces: int) -> Tensor:
     """The sum over ``axis`` of what ``layer``, whose ranks have pieces of k, gives of ``x``; each
     keeps its piece of ``dim``: x [..., w s, ..., k] -> [..., s, ..., n]."""
     weight = _alone("linear_scattered", layer)
@@ -90,7 +92,7 @@ def linear_scattered(x: Tensor, layer: Linear, dim: int, axis: str, pieces: int)
     return result
 
 
-def linear_reduced(x: Tensor, layer: Linear, axis: str, pieces: int) -> Tensor:
+def linear_reduced(x: Tensor, layer: Layer, axis: str, pieces: int) -> Tensor:
     """The sum over ``axis`` of what ``layer``, whose ranks have pieces of k, gives of ``x``:
     x [..., k] -> [..., n], whole on every rank."""
     weight = _alone("linear_reduced", layer)
@@ -305,19 +307,25 @@ def _of_weight(grad: Tensor, x: Tensor) -> Tensor:
     return grad.flatten(0, -2).t() @ x.flatten(0, -2)
 
 
-def _parts(layers: Sequence[Linear]) -> Iterator[Given]:
+def _parts(layers: Sequence[Layer]) -> Iterator[Given]:
     """Weight and bias of every layer, one after the other, as they are computed with."""
     for layer in layers:
-        yield from layer.own()
+        yield from _own(layer)
+
+
+def _own(layer: Layer) -> tuple[Tensor, Given]:
+    if isinstance(layer, Linear):
+        return layer.own()
+    return (layer, None) if isinstance(layer, Tensor) else layer
 
 
 def _pairs(parts: Sequence[T]) -> list[tuple[T, T]]:
     return [*zip(parts[::2], parts[1::2], strict=True)]
 
 
-def _alone(call: str, layer: Linear) -> Tensor:
+def _alone(call: str, layer: Layer) -> Tensor:
     """The weight of a layer without a bias, which every rank would add."""
-    weight, bias = layer.own()
+    weight, bias = _own(layer)
     if bias is not None:
         raise ProgramError(f"{call}: ranks add up what the layer gives, so add its bias afterwards")
     return weight

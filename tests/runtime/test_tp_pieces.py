@@ -16,7 +16,7 @@ NAMES = (
     *(f"{k} along dim {d} on {w}" for k in KINDS[::2] for w in (4, 2) for d in (0, 1, 2)),
     *(f"{k} along dim 1 on {w}" for k in KINDS[1::2] for w in (4, 2)),
     *(f"{k} {how}" for k in KINDS for how in ("frozen", "in two")),
-    *("begun before waited", "refusals"),
+    *("begun before waited", "of weights", "refusals"),
 )
 
 

@@ -152,6 +152,20 @@ def frozen(kind: str) -> None:
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
 
 
+def of_weights() -> None:
+    """Weights, and pairs with a bias, in the place of layers."""
+    x = entering("gathered", 1, RANKS)
+    bare, biased = layers(1, False)[0], layers(1, True)[0]
+    pair = (biased.weight, biased.bias)
+    assert pair[1] is not None
+    given = gathered_linears(x, (bare.weight, (pair[0], pair[1])), 1, TENSOR, 2)
+    for one, other in zip(given, gathered_linears(x, (bare, biased), 1, TENSOR, 2), strict=True):
+        assert torch.equal(one, other)
+    assert torch.equal(
+        linear_reduced(x, bare.weight, TENSOR, 2), linear_reduced(x, bare, TENSOR, 2)
+    )
+
+
 def in_two(kind: str, ranks: Ranks) -> None:
     """The gradient of what comes in, and later those of weights: each once, the second without a
     collective; and of another gradient no part of the first one."""
@@ -252,6 +266,7 @@ def checks() -> dict[str, Callable[[], None]]:
         every[f"{kind} in two"] = on(2, lambda r, k=kind: in_two(k, r))  # type: ignore[misc]
         every[f"{kind} frozen"] = on(4, lambda r, k=kind: frozen(k))  # type: ignore[misc]
     every["begun before waited"] = on(4, lambda r: begun_before_waited())
+    every["of weights"] = on(4, lambda r: of_weights())
     every["refusals"] = on(4, lambda r: refusals())
     return every
 

@@ -258,9 +258,8 @@ def _in_pieces(site: Site) -> Expr:
         own = slice(place, place + len(parts))
         texts = dict(zip(parts, site.args[own], strict=True))
         layer = held_by(site, "Linear", texts, site.at.operands[own])
-        if layer is None:
-            raise EmitError(f"{site.at.op.name}: {site.at.op.inputs[place]} is no layer's own")
-        held.append(layer)
+        apart = [expr.text for expr in texts.values()]
+        held.append(layer or (apart[0] if len(apart) == 1 else f"({', '.join(apart)})"))
         place += len(parts)
     dim = [] if attrs["dim"] is None else [f"dim={attrs['dim']}"]
     layers = held[0] if len(held) == 1 else f"({', '.join(held)})"
