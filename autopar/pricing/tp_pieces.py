@@ -246,14 +246,14 @@ def chosen(prices: Prices, every: Iterable[tuple[Site, Lowered]]) -> dict[str, i
     lies between two sites is in pieces at the one where they save more."""
     if prices.pieces == ONE:
         return {}
-    found = []
+    gaining = []
     for site, lowered in every:
         one = site_beside(prices, site, lowered)
         if one is not None and (count := best(prices, one).pieces) > 1:
-            found.append((saved_ps(prices, one), site, count))
+            gaining.append((saved_ps(prices, one), site, count))
     taken: set[tuple[str | None, str]] = set()
     pieces = {}
-    for _, site, count in sorted(found, key=lambda f: (-f[0], f[1].key)):
+    for _, site, count in sorted(gaining, key=lambda f: (-f[0], f[1].key)):
         scope = site.key.rpartition("::")[0]
         names = {(scope, op.op.name) for op in site.products}
         if not names & taken:

@@ -36,7 +36,7 @@ VIEWS = frozenset("reshape transpose expand view".split())
 FOLLOWING = frozenset("reshape transpose expand view rotary add mul repeat_heads cast".split())
 SHOWN = frozenset(
     "linear linear_t matmul einsum conv embedding attention reshape cat stack split view".split()
-)
+) | {IN_PIECES}
 
 
 Cut = tuple[str, tuple[Step, ...]]
