@@ -165,7 +165,7 @@ def test_lines_that_a_person_reads() -> None:
         'h = gathered_linear(self.norm1(x), self.up, dim=1, axis="tp", pieces=2)',
         'h, h2 = gathered_linears(h, (self.gate, self.value), dim=1, axis="tp", pieces=4)',
         'h = linear_scattered(h, local(self.out.weight), dim=1, axis="tp", pieces=2)',
-        "`gathered_linears`          pieces gathered beside products; backward reduce-scatters",
+        "`gathered_linear(s)`        pieces gathered beside products; backward reduce-scatters",
     ):
         assert line in text, text
     assert 'reduce_scatter(h, dim=1, axis="tp")' in text  # of the layer that is not in pieces

@@ -48,13 +48,13 @@ _WORDS = (
     ),
     *MOVES,
     Word(
-        r"\b(gathered_linears?)\(",
-        "{}",
+        r"\bgathered_linears?\(",
+        "gathered_linear(s)",
         "pieces gathered beside products; backward reduce-scatters beside its own",
     ),
     Word(
-        r"\b(copied_linears?)\(",
-        "{}",
+        r"\bcopied_linears?\(",
+        "copied_linear(s)",
         "products; backward adds up gradients in pieces beside its own",
     ),
     Word(
