@@ -170,7 +170,7 @@ def test_lines_that_a_person_reads() -> None:
         assert line in text, text
     assert 'reduce_scatter(h, dim=1, axis="tp")' in text  # of the layer that is not in pieces
     whole = emitted(captured, replace(stack_spread("tp=2", False), pieces={NORM: 4, OUT: 2})).text
-    assert 'copied_linears(h, (self.gate, self.value), axis="tp", pieces=4)' in whole, whole
+    assert 'copied_linears(self.norm2(x), (self.gate, self.value), axis="tp", pieces=4)' in whole
 
 
 @pytest.mark.parametrize(
