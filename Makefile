@@ -5,7 +5,7 @@ BIN := .venv/bin
 INSTALLED := .venv/installed
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test gate lint format install clean
+.PHONY: demo test gate gate-beside-suite lint format install clean
 .DELETE_ON_ERROR:
 
 install: $(INSTALLED)
@@ -32,6 +32,11 @@ test: lint
 gate: $(INSTALLED)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[kernels]'
 	$(BIN)/python -m benchmarks.gate
+
+# What of it `make test` does not run.
+gate-beside-suite: $(INSTALLED)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[kernels]'
+	$(BIN)/python -m benchmarks.gate --beside-suite
 
 lint: $(INSTALLED)
 	$(BIN)/ruff format --check .

@@ -8,16 +8,18 @@ from typing import TYPE_CHECKING, Any
 from autopar.nouns.workload import Workload, parallelize
 
 if TYPE_CHECKING:
+    from autopar.rules.implementations.kernels import register_kernel
     from autopar.rules.registry import register as register_rule
     from autopar.runtime.trainers import load
     from autopar.script.plan import plan
 
-__all__ = ["Workload", "load", "parallelize", "plan", "register_rule"]
+__all__ = ["Workload", "load", "parallelize", "plan", "register_kernel", "register_rule"]
 
 # Found on first use, so that importing autopar stays instant.
 _LATER = {
     "load": ("autopar.runtime.trainers", "load"),
     "plan": ("autopar.script.plan", "plan"),
+    "register_kernel": ("autopar.rules.implementations.kernels", "register_kernel"),
     "register_rule": ("autopar.rules.registry", "register"),
 }
 

@@ -155,18 +155,20 @@ def op_rate(
     kind: str = "",
     direction: str = "",
     head_dim: int = 0,
+    kernel: str = "",
 ) -> OpRate:
     """The rates that price ops of `op_class` in `dtype`, measured ones first; cached.
 
     Of the measured ones that of the op's own `kind` in its `direction` goes before that of the
-    class. `head_dim` is that of attention; 0 stands for `USUAL_HEAD_DIM`.
+    class. `head_dim` is that of attention; 0 stands for `USUAL_HEAD_DIM`; `kernel` is that which it
+    names, as `Software.attention` does; empty: `KERNEL`.
     """
     slower = device.slower(direction)
     measured = _measured(device, short_dtype(dtype), op_class, kind, direction)
     if measured is not None:
         rate = measured.times(slower)
     else:
-        reached = efficiency(device, dtype, op_class, head_dim)
+        reached = efficiency(device, dtype, op_class, head_dim, kernel)
         rate = OpRate(
             launch_s=device.launch_overhead_s,
             s_per_flop=1 / (reached.compute * device.peak(dtype)),
@@ -239,7 +241,9 @@ def _measured(
     return None
 
 
-def efficiency(device: Device, dtype: str, op_class: OpClass, head_dim: int = 0) -> Efficiency:
+def efficiency(
+    device: Device, dtype: str, op_class: OpClass, head_dim: int = 0, kernel: str = ""
+) -> Efficiency:
     """What a class of ops reaches on a device: fitted constants, or the most special entry of
     `efficiency.yaml`.
 
@@ -263,10 +267,12 @@ def efficiency(device: Device, dtype: str, op_class: OpClass, head_dim: int = 0)
     )
     if device.kind == "cpu" or op_class in ("gather", "conv"):
         return assumed
-    return _fitted(assumed, device, op_class, head_dim)
+    return _fitted(assumed, device, op_class, head_dim, kernel or KERNEL)
 
 
-def _fitted(general: Efficiency, device: Device, op_class: OpClass, head_dim: int) -> Efficiency:
+def _fitted(
+    general: Efficiency, device: Device, op_class: OpClass, head_dim: int, kernel: str
+) -> Efficiency:
     constants = fitted()
     if op_class in ("elementwise", "reduction"):
         origin = fitted_table()["memory"]
@@ -276,10 +282,11 @@ def _fitted(general: Efficiency, device: Device, op_class: OpClass, head_dim: in
         size, rows = constants[family_constant("thin_size", device, constants)], 0.0
         name = family_constant("matmul", device, constants)
     else:
-        share = attention_share(device, KERNEL, head_dim or USUAL_HEAD_DIM, constants)
+        share = attention_share(device, kernel, head_dim or USUAL_HEAD_DIM, constants)
         size = constants[family_constant("attention_seq", device, constants)]
         rows = constants[family_constant("attention_rows", device, constants)]
-        name = family_constant(f"attention_{KERNEL}", device, constants)
+        named = "flash_new" if kernel == "flash_4" else kernel
+        name = family_constant(f"attention_{named}", device, constants)
     origin = fitted_table()[name]
     reached = replace(general, compute=share, how=origin.how, basis=origin.basis)
     return replace(reached, half_size=size, half_rows=rows)

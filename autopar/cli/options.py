@@ -37,7 +37,10 @@ Fix = Annotated[
         "gradients that replicas add up at once, as 8MiB. tp_pieces: 1, 2, 4 or 8 pieces of rows "
         "that tensor-parallel collectives run in beside products, in eager PyTorch. reduce: the "
         "dtype in which FSDP2 reduces gradients, bfloat16 or float32. all_reduce: library, or "
-        "two-level (replicas add up gradients inside hosts, then across). "
+        "two-level (replicas add up gradients inside hosts, then across). attention: the kernel "
+        "that runs it, flash, cudnn, flash3, flash4, or torch, which takes one itself; kernels: "
+        "triton or torch, for what else has kernels. prefetch: 0, 1 or 2 units ahead that FSDP2 "
+        "gathers parameters. "
         "sequence_parallel and recompute=selective, which no backend emits yet, are priced for "
         "transformers, and no program is written.",
     ),

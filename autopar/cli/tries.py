@@ -15,7 +15,7 @@ from autopar.cli.commands import plan_files
 from autopar.cli.progress import progress
 from autopar.files import plan_folder, whole_file
 from autopar.nouns.errors import UserError
-from autopar.nouns.layout import ALL_REDUCE, BUCKET, CHUNKS, PIECES, REDUCE
+from autopar.nouns.layout import OF_PROGRAMS
 from autopar.planner.advice.tries import RUNS, Tried, kept, worth_trying
 from autopar.report.tries import tries_object
 from autopar.report.units import degrees
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from autopar.planner import PlanResult
 
 STEPS = 10
-ASIDE = ("schedule", "interleave", CHUNKS, BUCKET, PIECES, REDUCE, ALL_REDUCE)
+ASIDE = ("schedule", "interleave", *OF_PROGRAMS)
 """Pins that say nothing of the layouts that are tried beside one another."""
 Search = Callable[[Mapping[str, str]], "PlanResult"]
 

@@ -13,6 +13,7 @@ from autopar.nouns.graph import Op
 _OPERANDS: Mapping[str, tuple[str, ...]] = {
     "attention": ("q", "k", "v", "mask"),
     "rotary": ("", "cos", "sin"),
+    "gated_activation": ("gate", ""),
     "cross_entropy": ("logits", "labels"),
     "linear_cross_entropy": ("hidden", "labels"),
     "ctc_loss": ("log_probs", "targets", "input_lengths", "target_lengths"),

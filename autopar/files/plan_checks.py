@@ -20,12 +20,14 @@ from autopar.nouns.buckets import MIB
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.errors import UserError
 from autopar.nouns.graph import Graph
+from autopar.nouns.kernels import kernel_of
 from autopar.nouns.layout import WORDS
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.offload import OFFLOAD
 from autopar.nouns.optimizer import OPTIMIZERS, is_own
 from autopar.nouns.pieces import COUNTS
 from autopar.nouns.plan import FORMAT, Plan, key
+from autopar.nouns.prefetch import PREFETCHES
 from autopar.nouns.recompute import Recompute, policies
 from autopar.nouns.reduction import ranks_inside, two_level_of
 from autopar.nouns.style import STYLES
@@ -84,6 +86,11 @@ def check_values(plan: Plan) -> None:
         raise _bad("bucket_bytes", plan.bucket_bytes, "a multiple of 1048576, or null")
     if plan.all_reduce is not None and ranks_inside(plan.all_reduce) is None:
         raise _bad("all_reduce", plan.all_reduce, f"{two_level_of(2)} or more, or null")
+    if plan.prefetch is not None:
+        _one_of("prefetch", plan.prefetch, PREFETCHES)
+    for where, text in plan.kernels.items():
+        if not all(kernel_of(text)):
+            raise _bad(f"kernels.{where}", text, "such as 'attention by cudnn'")
     if plan.clip_norm is not None and not 0 < plan.clip_norm < math.inf:
         raise _bad("clip_norm", plan.clip_norm, "a number, more than 0, or null")
     if not plan.stages:
@@ -133,6 +140,7 @@ def check_names(plan: Plan, graph: Graph) -> None:
         tables = (("ops", ops), ("shared", tensors), ("parameters", tensors), ("pieces", tensors))
         for table, names in tables:
             _known(f"spreads[{i}].{table}", getattr(spread, table), names)
+    _known("kernels", plan.kernels, ops)
     for i, stage in enumerate(plan.stages):
         if stage.first:
             _known(f"stages[{i}].first", [stage.first], {op.name for op in graph.ops})

@@ -13,6 +13,7 @@ from autopar.nouns.graph import Graph
 from autopar.nouns.plan import Plan
 from autopar.rules.cut import BatchCut, batch_cut
 from autopar.rules.kept_whole import keep_whole
+from autopar.rules.kernels import with_kernels, wrong_kernels
 from autopar.rules.loss_heads import in_chunks
 from autopar.rules.pieces import BatchMixed
 from autopar.rules.uneven_routes import with_imbalance
@@ -20,9 +21,15 @@ from autopar.rules.uneven_routes import with_imbalance
 
 def planned_graph(plan: Plan, captured: Graph) -> Graph:
     """The graph that the plan is of: in its precision, with what it keeps whole, how unevenly
-    routes go to experts, and its loss in chunks."""
+    routes go to experts, what its ops run by, and its loss in chunks.
+
+    Raises `LoweringError` for a kernel that the op that it is named for cannot run by.
+    """
     graph = at_precision(keep_whole(captured, plan.replicated_ops), plan.precision)
-    return in_chunks(with_imbalance(graph, plan.expert_imbalance), plan.loss_chunks)
+    for where, may in wrong_kernels(graph, plan.kernels):
+        raise LoweringError(f"kernels.{where} is {plan.kernels[where]!r}, and may be {may}")
+    graph = with_kernels(with_imbalance(graph, plan.expert_imbalance), plan.kernels)
+    return in_chunks(graph, plan.loss_chunks)
 
 
 def batch_dims(batch: Iterable[BatchEntry]) -> dict[str, int]:

@@ -40,7 +40,8 @@ KINDS: Mapping[str, str] = MappingProxyType(
         "that a row sees at most, its own the last), strip? (rows computed at a time then), "
         "documents? (then numbers of rows [b|1, s] and of columns [b|1, t] stand for the mask, and "
         "a row sees columns of its own number alone), document_tokens? (how long a row's is), "
-        "sinks? (then the last operand [h] is one more logit of each row, whose weight is lost)",
+        "sinks? (then the last operand [h] is one more logit of each row, whose weight is lost), "
+        "kernel? (which runs it, `autopar.rules.implementations.kernels`)",
         "rotary": "x [b, h, s, d], cos [b|1, s, d], sin [b|1, s, d]; style (half)",
         "repeat_heads": "x [b, g, t, d]; repeats: -> [b, g*repeats, t, d]",
         # normalisation
@@ -62,6 +63,8 @@ KINDS: Mapping[str, str] = MappingProxyType(
         # sequences without alignment
         "ctc_loss": "log_probs [t, n, c], targets [n, s], input_lengths [n], target_lengths [n]; "
         "blank, zero_infinity: -> [n], not divided by lengths",
+        "gated_activation": "gate [...], up [...]; activation (silu, gelu_tanh), kernel: act(gate) "
+        "up, `autopar.rules.kernels` makes it",
         # elementwise, broadcasting; a missing second operand is attr `other`
         # (attr `scalar_first` where the scalar stands on the left)
         **{

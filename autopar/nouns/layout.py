@@ -11,6 +11,8 @@
            | "tp_pieces=" 1, 2, 4 or 8               see `autopar.lowering.pieces`
            | "reduce=" float32, bfloat16 or float16
            | "all_reduce=" library or two-level     see `autopar.nouns.reduction`
+           | "prefetch=" 0, 1 or 2                   see `autopar.nouns.prefetch`
+           | ("attention=" | "kernels=") a kernel    see `autopar.rules.implementations.kernels`
            | ("sequence_parallel" | "uneven") "=" on or off
 
 `Pins` are some of the choices, a `Layout` is all of them; the text of a layout is that of its pins.
@@ -44,6 +46,7 @@ from autopar.nouns.buckets import bucket_text, parse_bucket
 from autopar.nouns.errors import UserError, did_you_mean
 from autopar.nouns.offload import OFFLOAD
 from autopar.nouns.pieces import COUNTS
+from autopar.nouns.prefetch import PREFETCHES
 from autopar.nouns.recompute import ATTENTION, KEEP_ALL, POLICIES, Recompute
 from autopar.nouns.reduction import ALL_REDUCES
 from autopar.nouns.zero import ZERO_LEVELS
@@ -52,6 +55,7 @@ RING_RANKS = "cp_ring"
 CHUNKS, NO_CHUNKS = "loss_chunks", "none"
 BUCKET, REDUCE, ALL_REDUCE = "bucket", "reduce", "all_reduce"
 PIECES = "tp_pieces"
+ATTENTION_BY, KERNELS, PREFETCH = "attention", "kernels", "prefetch"
 DEGREES = (REPLICATE, SHARD, TENSOR, CONTEXT, EXPERT, PIPELINE)
 _DIGITS = 12
 """More of them are a slip of the finger; Python would take up to thousands."""
@@ -62,6 +66,7 @@ _MEANS: Mapping[str, str] = MappingProxyType(
         REDUCE: " (the dtype of gradients that FSDP2 reduces)",
         ALL_REDUCE: " (by which replicas add up gradients)",
         PIECES: " (of rows, that a tensor-parallel collective runs in beside its products)",
+        PREFETCH: " (units ahead that FSDP2 gathers parameters)",
         "offload": " (what is in host memory between steps)",
         CHUNKS: "none, or ",
         "microbatch": "the samples that one microbatch has on one data rank, ",
@@ -108,6 +113,12 @@ class Pins:
     reduce: str | None = None
     """Dtype of gradients that FSDP2 reduces."""
     all_reduce: str | None = None
+    attention: str | None = None
+    """The kernel of attention, by its name."""
+    kernels: str | None = None
+    """That of all else that has some."""
+    prefetch: int | None = None
+    """Units ahead that FSDP2 gathers parameters."""
 
     def texts(self) -> dict[str, str]:
         """What is pinned, in the words of ``--fix``."""
@@ -133,7 +144,9 @@ def _text(name: str, value: Any) -> str:
 
 
 NAMES = tuple(one.name for one in fields(Pins))
-_NOT_OF_LAYOUTS = ("microbatches", RING_RANKS, CHUNKS, BUCKET, PIECES, REDUCE, ALL_REDUCE)
+OF_PROGRAMS = (CHUNKS, BUCKET, PIECES, REDUCE, ALL_REDUCE, ATTENTION_BY, KERNELS, PREFETCH)
+"""What a program does on top of its layout."""
+_NOT_OF_LAYOUTS = ("microbatches", RING_RANKS, *OF_PROGRAMS)
 """What follows from the rest of a layout."""
 WORDS: Mapping[str, Sequence[str]] = MappingProxyType(
     {
@@ -145,6 +158,7 @@ WORDS: Mapping[str, Sequence[str]] = MappingProxyType(
         PIECES: tuple(map(str, COUNTS)),
         REDUCE: ("float32", "bfloat16", "float16"),
         ALL_REDUCE: ALL_REDUCES,
+        PREFETCH: tuple(map(str, PREFETCHES)),
     }
 )
 """The values of choices that are no counts; a schedule is known to whoever plays it."""
@@ -210,8 +224,8 @@ class Grammar:
                 may = alternatives(self.words[name]) + _MEANS.get(name, "")
                 raise LayoutError(f"--fix {name}={text}: choose {may}")
             return _of_words(name, text)
-        if name == "schedule":
-            return text
+        if name in ("schedule", ATTENTION_BY, KERNELS):
+            return text  # known to whoever plays it, or has a table of them
         if name == CHUNKS and text == NO_CHUNKS:
             return 0
         if name == BUCKET:
@@ -237,7 +251,7 @@ def _of_words(name: str, text: str) -> Any:
         return text == _SWITCH[True]
     if name == "recompute":
         return Recompute.parse(text)
-    return int(text) if name in ("zero", PIECES) else text
+    return int(text) if name in ("zero", PIECES, PREFETCH) else text
 
 
 def divisors(number: int) -> list[int]:

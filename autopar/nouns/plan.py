@@ -212,6 +212,10 @@ class Plan:
     reduce_dtype: of gradients that FSDP2 reduces; None: as they are stored.
     all_reduce:   by which replicas add up gradients (`autopar.nouns.reduction`), with the ranks of
                   a domain, as ``two-level of 8``; None: the library's.
+    prefetch:     units ahead that FSDP2 gathers split parameters (`autopar.nouns.prefetch`); None:
+                  as it does by itself, or it gathers none.
+    kernels:      op key -> what runs it (``attention by cudnn``, `autopar.rules.kernels`), of the
+                  op that gives the result where a kernel runs several; others run as torch has it.
     """
 
     workload: str
@@ -236,6 +240,8 @@ class Plan:
     bucket_bytes: int | None = None
     reduce_dtype: str | None = None
     all_reduce: str | None = None
+    prefetch: int | None = None
+    kernels: Mapping[str, str] = field(default_factory=dict)
     format: int = FORMAT
 
     @property
@@ -283,11 +289,19 @@ class Plan:
         return hashlib.sha256(to_json(self).encode()).hexdigest()[:16]
 
 
+_RARE = (
+    "expert_imbalance", "loss_chunks", "bucket_bytes", "reduce_dtype", "all_reduce", "prefetch",
+)  # fmt: skip
+
+
 def as_data(plan: Plan) -> dict[str, Any]:
     """The plan as plain values. What only plans that offload have is left out of others, and so is
-    what only those with uneven routes, a loss in chunks, other buckets or other sums have."""
+    what only those with uneven routes, a loss in chunks, other buckets or other sums, or kernels
+    have."""
     data = dataclasses.asdict(plan)
-    for rare in ("expert_imbalance", "loss_chunks", "bucket_bytes", "reduce_dtype", "all_reduce"):
+    if not plan.kernels:
+        del data["kernels"]
+    for rare in _RARE:
         if getattr(plan, rare) is None:
             del data[rare]
     for record, spread in _pairs(data, plan, "spreads"):

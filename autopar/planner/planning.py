@@ -37,7 +37,9 @@ from autopar.planner.ask.question import Outcome, Question
 from autopar.planner.ask.sequences import check_heads, cuts_along, every_cut
 from autopar.planner.ask.unruled import check_allowed, check_registered, unruled
 from autopar.planner.search.buckets import sums_of
+from autopar.planner.search.kernels import asked_kernels, kernels_run
 from autopar.planner.search.loss_chunks import asked_chunks, check_rows, searched_in_chunks
+from autopar.planner.search.prefetch import prefetched
 from autopar.planner.search.reductions import check_reduce, reduce_dtype_of
 from autopar.planner.search.tp_pieces import check_asked, check_pieces, with_effect
 from autopar.planner.solve.solved import lowered_of
@@ -50,6 +52,7 @@ from autopar.rules.batch import flow_or_obstacle
 from autopar.rules.cut import Cut, Cuts
 from autopar.rules.fusion import ALONE, fusion
 from autopar.rules.kept_whole import keep_whole
+from autopar.rules.kernels import only_kernels, with_kernels
 from autopar.rules.loss_heads import AS_MANY_AS_IT_TAKES, in_chunks
 from autopar.rules.pieces import BatchMixed
 from autopar.rules.uneven_routes import check_imbalance, with_imbalance
@@ -188,6 +191,7 @@ def plan_captured(
         graph, pins.loss_chunks, workload.framework, style, captured.samples, cluster
     )
     check_asked(pins.tp_pieces, workload.framework, style)
+    graph = with_kernels(graph, asked_kernels(graph, pins, workload.framework, style, cluster))
     plain, graph = graph, in_chunks(graph, chunks)
     batch_dims = {e.name: e.batch_dim for e in captured.batch if e.batch_dim is not None}
     flow, obstacle = flow_or_obstacle(graph, batch_dims)
@@ -234,7 +238,11 @@ def plan_captured(
         question = whole if chunks is None else replace(question, graph=in_chunks(plain, chunks))
     else:
         outcome = search_or_advise(question, progress)
-    question = replace(question, cluster=outcome.cluster)
+    lowered = lowered_of(question, outcome.best.decided)
+    kernels = kernels_run(question.graph, lowered, pins)
+    graph = only_kernels(question.graph, kernels)
+    question = replace(question, graph=graph, cluster=outcome.cluster)
+    outcome, prefetch = prefetched(question, outcome)
     made = _plan(outcome, question, captured, workload, workload_ref, style, tuple(missing))
     sums = sums_of(question, outcome.best.decided)
     made = replace(
@@ -244,6 +252,8 @@ def plan_captured(
         bucket_bytes=sums.bucket_bytes,
         all_reduce=sums.all_reduce,
         reduce_dtype=reduce_dtype_of(question, outcome.best.decided),
+        prefetch=prefetch,
+        kernels=kernels,
     )
     against = tuple(f"No microbatches: {reason}." for reason in flow.obstacles)
     if obstacle is not None:

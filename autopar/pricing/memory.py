@@ -146,7 +146,8 @@ def _cast_bytes(summary: Summary, state: StateSharding, recompute: Recompute) ->
 
 
 def _gathered_bytes(summary: Summary, state: StateSharding) -> int:
-    """Parameters made whole for compute: the root and two units under ZeRO 3, all under 1 and 2.
+    """Parameters made whole for compute: the root and under ZeRO 3 the unit that computes with
+    those that are gathered ahead, all under 1 and 2.
 
     The largest unit once more as its gather fills a buffer, and twice for its gradients: whole, and
     in the buffer that they are scattered from, which has the dtype that they are reduced in.
@@ -166,5 +167,6 @@ def _gathered_bytes(summary: Summary, state: StateSharding) -> int:
     sizes = [(whole(unit.trained), copies) for unit, copies in summary.owners()]
     largest = max(2 * whole(u.trained) + reduced(u.trained) for u, _ in summary.owners())
     if state.split.parameters:
-        return largest + sizes[0][0] + 2 * max((size for size, _ in sizes[1:]), default=0)
+        units = 1 + state.prefetch
+        return largest + sizes[0][0] + units * max((size for size, _ in sizes[1:]), default=0)
     return largest + sum(size * copies for size, copies in sizes)

@@ -10,6 +10,7 @@ from autopar.lowering.stages import CutError
 from autopar.nouns.buckets import BUCKET_BYTES
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.plan import Plan, Stage
+from autopar.nouns.prefetch import USUAL
 from autopar.nouns.reduction import LIBRARY, TWO_LEVEL
 from autopar.pipeline.actions import Schedule
 from autopar.pipeline.play import Timeline
@@ -65,6 +66,7 @@ def price_pipeline(
         plan.bucket_bytes or BUCKET_BYTES,
         plan.reduce_dtype or "",
         TWO_LEVEL if plan.all_reduce else LIBRARY,
+        USUAL if plan.prefetch is None else plan.prefetch,
     )
     priced = PipelinePrices(model, cluster, state, first.recompute, len(plan.groups))
     several = len(plan.stages) > 1

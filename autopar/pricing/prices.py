@@ -144,13 +144,15 @@ class Prices:
             return 0
         launches = work.launches[0 if forward else 1]
         shape = (work.thinness, work.head_dim, work.rows, work.streamed_bytes, work.calls)
-        place = (work.dtype, work.kind, forward, flops, moved, launches, shape, work.forward_flops)
+        runs = (launches, work.kernel, work.speed, shape)
+        place = (work.dtype, work.kind, forward, flops, moved, runs, work.forward_flops)
         price = self._ops.get(place)
         if price is None:
             way = "forward" if forward else "backward"
             rate = op_rate(
-                self.cluster.device, work.dtype, work.cost, work.kind, way, work.head_dim
-            )
+                self.cluster.device, work.dtype, work.cost, work.kind, way, work.head_dim,
+                work.kernel,
+            )  # fmt: skip
             beside_s = beside_product_s(self.cluster.device) if work.cost == "matmul" else 0.0
             launches = launches and not beside_s
             seconds = rate.time_s(flops, moved, launches, work.thinness, work.rows)
@@ -160,5 +162,5 @@ class Prices:
                 seconds += op_time_s(
                     self.cluster, 0.0, work.streamed_bytes, work.dtype, "elementwise"
                 )
-            price = self._ops[place] = round(seconds * PICOSECONDS)
+            price = self._ops[place] = round(seconds / work.speed * PICOSECONDS)
         return price

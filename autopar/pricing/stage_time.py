@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from autopar.cost_models.columns import Number, larger_of
 from autopar.cost_models.compute import update_time_s
 from autopar.nouns.cluster import Cluster
+from autopar.nouns.prefetch import USUAL
 from autopar.nouns.recompute import COMPUTE, FULL, NONE, SELECTIVE, Recompute
 from autopar.pricing.offload import kept_bytes, streamed_s
 from autopar.pricing.reduced import Reduced, Traffic, Way, in_buckets_s, least_shown
@@ -128,7 +129,7 @@ def stage_time(
     behind_s = pieces.sum(lambda p: p.reduce_s + p.regather_s * gathers)
     forward, total = forward_s, forward_s + backward_s
     if behind_s or (gathers and gathered_s):
-        forward, total = _play(pieces.calls, None, gathers, hides)
+        forward, total = _play(pieces.calls, None, gathers, hides, state.prefetch)
     ahead = Traffic(gathered_s * gathers, forward - forward_s)
     behind = Traffic(behind_s, total - forward - backward_s)
     first = Traffic()
@@ -173,7 +174,7 @@ def _last(
         each = _reduced_s(pieces, state, cluster, way)
         reduced_s = left_s = sum(each)
         if beside and reduced_s:
-            left_s = _play(pieces.calls, each, gathers, hides)[1] - total_s
+            left_s = _play(pieces.calls, each, gathers, hides, state.prefetch)[1] - total_s
         return Reduced(Traffic(reduced_s, left_s), each, way)
 
     return least_shown(reduced, state, cluster, beside, total_s)
@@ -215,14 +216,18 @@ def _hides(state: StateSharding, cluster: Cluster) -> bool:
 
 
 def _play(
-    units: Sequence[_Piece], last: Sequence[float] | None, gather: bool, hides: bool
+    units: Sequence[_Piece],
+    last: Sequence[float] | None,
+    gather: bool,
+    hides: bool,
+    ahead: int = USUAL,
 ) -> tuple[float, float]:
     """Seconds of one microbatch's forward, and of all of it.
 
     last: of the last one, what each unit reduces in it alone.
 
     Unit 0 is the root, gathered first and reduced last. The gather of a unit is issued when the
-    unit before it starts to compute, so backward it goes ahead of that unit's reduction.
+    unit ``ahead`` before it starts to compute, so backward it goes before that unit's reduction.
     ``hides``: communication runs beside compute, else each waits for the other.
     """
     compute = communication = 0.0
@@ -239,19 +244,27 @@ def _play(
         communication = longer(communication, issued) + seconds
         return communication
 
-    arrived = moved(0.0, units[0].gather_s) if gather else 0.0
-    for unit, following in zip(units, [*units[1:], None], strict=True):
-        start = longer(compute, arrived)
-        arrived = moved(start, following.gather_s) if gather and following else 0.0
-        compute = longer(start, compute) + unit.forward_s
+    def gathered(seconds: Sequence[float], place: int) -> float:
+        """When the unit at ``place`` may start; issues the gathers of those that follow it."""
+        if not gather:
+            return compute
+        if len(arrived) == place:
+            arrived.append(moved(compute, seconds[place]))
+        start = longer(compute, arrived[place])
+        for following in seconds[len(arrived) : place + ahead + 1]:
+            arrived.append(moved(start, following))
+        return longer(start, compute)
+
+    arrived: list[float] = []
+    seconds = [unit.gather_s for unit in units]
+    for place, unit in enumerate(units):
+        compute = gathered(seconds, place) + unit.forward_s
     forward = compute
     backward = units[::-1]
     reduced = last[::-1] if last is not None else [0.0] * len(units)
-    arrived = moved(forward, backward[0].regather_s) if gather else 0.0
-    for unit, own_s, following in zip(backward, reduced, [*backward[1:], None], strict=True):
-        start = longer(compute, arrived)
-        arrived = moved(start, following.regather_s) if gather and following else 0.0
-        compute = longer(start, compute) + unit.backward_s
+    arrived, seconds = [], [unit.regather_s for unit in backward]
+    for place, (unit, own_s) in enumerate(zip(backward, reduced, strict=True)):
+        compute = gathered(seconds, place) + unit.backward_s
         moved(compute, unit.reduce_s + own_s)
     return forward, longer(compute, communication)
 

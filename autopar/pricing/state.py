@@ -15,6 +15,7 @@ from autopar.nouns.buckets import BUCKET_BYTES
 from autopar.nouns.graph import DTYPE_BYTES
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.optimizer import state_per_parameter
+from autopar.nouns.prefetch import USUAL
 from autopar.nouns.reduction import LIBRARY
 from autopar.nouns.zero import Zero, over
 from autopar.pricing.software.trainer import Trainer
@@ -47,6 +48,8 @@ class StateSharding:
     """Of gradients that FSDP2 reduces; empty: as they are stored."""
     all_reduce: str = LIBRARY
     """By which replicas add up gradients, of `ALL_REDUCES`; empty: as is fastest, likewise."""
+    prefetch: int = USUAL
+    """How many units ahead parameters are gathered, of `PREFETCHES`."""
     trainer: Trainer | None = None
     """Whose ways of keeping and moving state are priced; None: those of emitted programs."""
     shard: int = field(init=False, compare=False)

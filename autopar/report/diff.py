@@ -12,6 +12,7 @@ from rich.text import Text
 
 from autopar.nouns.buckets import bucket_text
 from autopar.nouns.cluster import Cluster
+from autopar.nouns.kernels import kernels_text
 from autopar.nouns.pieces import pieces_text
 from autopar.nouns.plan import Plan
 from autopar.nouns.reduction import LIBRARY
@@ -55,6 +56,8 @@ def decisions(
             "tp pieces": pieces_text(plan.pieces) if plan.pieces else "none",
             "reduction": plan.reduce_dtype or "as stored",
             "all-reduce": plan.all_reduce or LIBRARY,
+            "prefetch": "usual" if plan.prefetch is None else str(plan.prefetch),
+            "kernels": kernels_text(plan.kernels) or "as torch has them",
             "execution": plan.style,
             "precision": plan.precision,
             "optimizer": plan.optimizer,

@@ -31,7 +31,10 @@ def opened(folder: str | Path) -> Opened:
     Raises `PlanFolderError`.
     """
     plan = plan_folder.read_plan(folder)
-    graph = planned_graph(plan, plan_folder.read_graph(folder))
+    try:
+        graph = planned_graph(plan, plan_folder.read_graph(folder))
+    except LoweringError as error:
+        refuse(folder, str(error))
     dims = batch_dims(plan_folder.read_batch(folder))
     if wrong := wrong_decision(plan, graph):
         refuse(folder, wrong)

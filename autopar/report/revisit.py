@@ -18,6 +18,7 @@ from autopar.nouns.graph import Graph
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.pieces import COUNTS
 from autopar.nouns.plan import Memory, Plan, Spread
+from autopar.nouns.prefetch import USUAL
 from autopar.nouns.reduction import LIBRARY, TWO_LEVEL
 from autopar.planner.ask.sentences import short_text
 from autopar.planner.problem.bindings import Bindings
@@ -127,6 +128,7 @@ def revisit(plan: Plan, cluster: Cluster, graph: Graph, batch_dims: Mapping[str,
         plan.bucket_bytes or BUCKET_BYTES,
         plan.reduce_dtype or "",
         TWO_LEVEL if plan.all_reduce else LIBRARY,
+        USUAL if plan.prefetch is None else plan.prefetch,
     )
     lowered = lower(graph, spread, plan.microbatches, cut)
     summary = summarise(lowered, prices, plan.framework)

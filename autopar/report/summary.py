@@ -14,6 +14,7 @@ from autopar.cost_models.provenance import collective_origins, op_origins
 from autopar.cost_models.provenance import summary as counted
 from autopar.nouns.axes import PIPELINE, SHARD
 from autopar.nouns.cluster import Cluster
+from autopar.nouns.kernels import kernels_text
 from autopar.nouns.offload import OFFLOAD
 from autopar.nouns.pieces import pieces_text
 from autopar.nouns.plan import Plan, RunnerUp
@@ -55,6 +56,8 @@ def summary_object(
         "tp_pieces": plan.pieces,
         "reduce_dtype": plan.reduce_dtype,
         "all_reduce": plan.all_reduce,
+        "prefetch": plan.prefetch,
+        "kernels": dict(plan.kernels),
         "style": plan.style,
         "precision": plan.precision,
         "searcher": plan.searcher,
@@ -132,6 +135,10 @@ def _decisions(plan: Plan, cluster: Cluster) -> RenderableType:
         rows.add_row("reduction", f"of gradients in {plan.reduce_dtype}")
     if inside := ranks_inside(plan.all_reduce):
         rows.add_row("all-reduce", f"of gradients inside domains of {inside} ranks, then across")
+    if plan.prefetch is not None:
+        rows.add_row("prefetch", f"parameters of {plan.prefetch} units gathered ahead")
+    if plan.kernels:
+        rows.add_row("kernels", kernels_text(plan.kernels))
     rows.add_row("execution", plan.style)
     rows.add_row("precision", f"{plan.precision}, {plan.optimizer}")
     if plan.expert_imbalance is not None:

@@ -167,6 +167,7 @@ ELEMENTWISE: Mapping[str, Rule | RuleMaker] = {
     "jax::clamp": Rule(_text(3), saves=(0, 1, 2)),
     "jax::ceil": _one(),
     "jax::rint": _one(),
+    "gated_activation": Rule(_text(2), saves=(0, 1), flops=TRANSCENDENTAL + 1, backward=2.0),
     "where": _where,
     "masked_fill": _masked_fill,
     "dropout": _dropout,

@@ -20,6 +20,7 @@ from autopar.nouns.graph import DTYPE_BYTES, Op, Tensor
 from autopar.nouns.imbalance import busiest_rank
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.sharding import Sharding
+from autopar.rules.implementations.kernels import ATTR, kernel_for
 from autopar.rules.kept import Chunked
 from autopar.rules.notation import BoundRule, Cost, Rule, Term
 from autopar.rules.strategies import Strategy, flows, shardings
@@ -62,7 +63,9 @@ class Work:
     ``kind`` is the op's, or ``bias``: the addition of a vector that is a parameter, which the
     product before it makes in the same call. ``launches``: see `Moves`. ``thinness`` and
     ``head_dim``: see `shape`. ``rows``: see `rows_at_once`. ``streamed_bytes``: of the forward,
-    beside its products; ``calls``: of products in it.
+    beside its products; ``calls``: of products in it. ``kernel``: of an attention that runs as one
+    plain call, by which constants it is priced; "": the usual ones. ``speed``: of a user's kernel,
+    over that.
     """
 
     forward_flops: float
@@ -78,6 +81,8 @@ class Work:
     rows: int = 0
     streamed_bytes: float = 0.0
     calls: int = 1
+    kernel: str = ""
+    speed: float = 1.0
 
 
 def op_work(
@@ -107,6 +112,15 @@ def op_work(
         rows_at_once(bound, local),
         streamed_bytes(bound, local),
         1 if bound.rule.chunked is None else _calls(bound.rule.chunked, local),
+        *_kernel(op, bound, strategy),
+    )
+
+
+def _kernel(op: Op, bound: BoundRule, strategy: Strategy) -> tuple[str, float]:
+    """(constants, speed) of the kernel that the op runs by, where it is one plain call."""
+    row = kernel_for(op) if ATTR in op.attrs else None
+    return (
+        ("", 1.0) if row is None or strategy.implementations(bound.rule) else (row.rate, row.speed)
     )
 
 

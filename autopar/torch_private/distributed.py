@@ -92,3 +92,8 @@ def context_parallel(gathers: bool) -> tuple[Callable[..., Any], Callable[..., A
     own._cp_options.enable_load_balance = True
     own._cp_options.rotate_method = method
     return own._templated_ring_attention, own._templated_ring_attention_backward
+
+
+def fsdp_gathers_in_line(unit: FSDPModule) -> None:
+    """Its all-gather begins when what was issued before it is done, and is waited for."""
+    unit._set_unshard_async_op(True)

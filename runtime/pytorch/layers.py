@@ -13,7 +13,9 @@ from torch.nn.attention.bias import causal_lower_right
 
 from autopar.nouns.windows import strip_rows
 from autopar.runtime.pytorch import ranks
+from autopar.runtime.pytorch.attention_kernels import attended_by
 from autopar.runtime.pytorch.dropout import drawn_apart
+from autopar.runtime.pytorch.own_kernels import own_kernel, run_own
 from autopar.runtime.pytorch.ring_attention import over_blocks
 from autopar.runtime.pytorch.ring_blocks import Block
 from autopar.runtime.shared.settings import ProgramError
@@ -62,6 +64,7 @@ def attention(
     window: int | None = None,
     documents: tuple[Tensor, Tensor] | None = None,
     sinks: Tensor | None = None,
+    kernel: str = "",
 ) -> Tensor:
     """``softmax(q k^T * scale + mask) v``: q [b, h, s, d], k and v [b, g, t, d], h = g * r.
 
@@ -71,7 +74,9 @@ def attention(
     mask shows them the keys up to their own places in the whole sequence, and with ``window`` the
     last so many of these alone, strip by strip of the rows (`autopar.nouns.windows`). Of
     ``documents``, numbers of the rows [b, s] and of all columns [b, t], a row sees its own alone.
-    ``sinks`` [h] are one more logit of each row, whose weight goes nowhere.
+    ``sinks`` [h] are one more logit of each row, whose weight goes nowhere. ``kernel`` is that of
+    torch's that a GPU runs it by (`autopar.runtime.pytorch.attention_kernels`), or a user's
+    function of (q, k, v, causal, scale); empty: as torch has it.
     """
     if documents is not None or sinks is not None:
         if dropout:
@@ -87,7 +92,11 @@ def attention(
     if dropout and axis:
         attend = partial(drawn_apart, axis, attend)
     if not causal or (not rows and mask is None and window is None):
-        return attend(q, k, v, mask, dropout, causal)
+        if ":" in kernel and (row := own_kernel("attention", kernel, q)) is not None:
+            shape = torch.Size((*q.shape[:3], v.shape[3]))
+            return run_own(row, shape, q.dtype, q, k, v, causal, scale)
+        with attended_by(kernel, q):
+            return attend(q, k, v, mask, dropout, causal)
     made: list[Tensor] = []
     bands: dict[tuple[int, int], Tensor] = {}
     of_rows = mask is not None and mask.shape[-2:-1] == q.shape[2:3]

@@ -74,13 +74,16 @@ def _asked(folder: Path, workload: Workload, module: str | None) -> Asked:
     key, layer = _result_of(captured.graph, module) if module else (_scores(captured.graph), "")
     edited = edits_of(folder, made, captured)
     plan = made
-    if key in captured.graph.tensors and key not in planned_graph(made, captured.graph).tensors:
+    if not _has(planned_graph(made, captured.graph), key):
         if edited:
-            raise NoResult(
-                f"predict({module!r}): the program makes its logits in {made.loss_chunks} chunks, "
-                f"and cannot be asked for all of them once it is changed. {edited}"
+            what = (
+                f"makes its logits in {made.loss_chunks} chunks, and cannot be asked for all of "
+                "them"
+                if key in captured.graph.tensors
+                else "runs it inside a kernel, and cannot be asked for it"
             )
-        plan = replace(made, loss_chunks=None)  # views of logits are then whole
+            raise NoResult(f"predict({module!r}): the program {what} once it is changed. {edited}")
+        plan = replace(made, loss_chunks=None, kernels={})  # views of logits are then whole
     if key in plan_cut(plan, planned_graph(plan, captured.graph), batch_dims(captured.batch)).apart:
         raise NoResult(
             f"predict({module!r}): its result has samples and tokens in one dim, of which ranks "
@@ -90,6 +93,12 @@ def _asked(folder: Path, workload: Workload, module: str | None) -> Asked:
         return Asked(key, program_of(plan, captured, probes=True), layer)
     own = plan_folder.code_of(folder, plan_folder.MODEL).read_text()
     return Asked(key, instrumented(own, program_of(plan, captured, marks=True), PROBE), layer)
+
+
+def _has(graph: Graph, key: str) -> bool:
+    """Whether it makes the tensor of a plan's ``key``."""
+    scope, _, name = key.rpartition("::")
+    return name in (graph.blocks[scope].body if scope else graph).tensors
 
 
 def _result_of(graph: Graph, module: str) -> tuple[str, str]:

@@ -33,8 +33,10 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from autopar.lowering.state import split_of
+from autopar.nouns.prefetch import USUAL
 from autopar.runtime.pytorch.bucket_sums import BucketSums
 from autopar.runtime.pytorch.carried import write_carried
+from autopar.runtime.pytorch.gathered_ahead import gather_ahead
 from autopar.runtime.pytorch.held import Held
 from autopar.runtime.pytorch.initialize import Target
 from autopar.runtime.pytorch.limits import bring_within
@@ -263,6 +265,8 @@ class Sharded(Storage):
         for group in self.groups:
             group.set_gradient_divide_factor(1.0)
             group.set_force_sum_reduction_for_comms(True)
+        if settings.split.parameters and settings.prefetch != USUAL:
+            gather_ahead(self.groups, settings.prefetch)
 
     def _policy(self, module: nn.Module, here: list[nn.Parameter]) -> MixedPrecisionPolicy:
         trained = {p.dtype for p in here if p.requires_grad}

@@ -12,6 +12,7 @@ from autopar.nouns.errors import UserError
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.offload import OFFLOAD
 from autopar.nouns.plan import Plan
+from autopar.nouns.prefetch import USUAL
 from autopar.nouns.reduction import ranks_inside
 from autopar.nouns.workload import Workload, training
 from autopar.nouns.zero import ZERO, ZERO_LEVELS, Zero
@@ -41,6 +42,7 @@ class Settings:
     offload:      ``none``, or ``optimizer``: its state is in host memory between steps.
     bucket_mib:   of gradients that DDP adds up at once; None: its own.
     reduce_dtype: of gradients that FSDP2 reduces, in half precision; None: as they are stored.
+    prefetch:     units ahead that FSDP2 gathers split parameters, see `autopar.nouns.prefetch`.
     two_level:    how many neighbours of the data ranks DDP adds up gradients among first, and then
                   across; 0: as the library does.
     whole_inputs: batch entries that every microbatch and rank gets uncut.
@@ -62,6 +64,7 @@ class Settings:
     offload: str = "none"
     bucket_mib: int | None = None
     reduce_dtype: str | None = None
+    prefetch: int = USUAL
     two_level: int = 0
     limits: tuple[tuple[str, float | None, float | None], ...] = ()
 
@@ -102,6 +105,7 @@ def check_settings(plan: Plan, mesh: Mapping[str, int], settings: Settings) -> N
         "recompute": plan.each("recompute"),
         "offload": plan.each("offload"),
         "reduce_dtype": str(plan.reduce_dtype),
+        "prefetch": str(USUAL if plan.prefetch is None else plan.prefetch),
         "two_level": str(ranks_inside(plan.all_reduce) or 0),
         "bucket_mib": str(None if plan.bucket_bytes is None else plan.bucket_bytes // MIB),
     }

@@ -231,7 +231,8 @@ def test_importing_needs_no_framework() -> None:
 def test_public_names() -> None:
     import autopar
 
-    assert sorted(autopar.__all__) == ["Workload", "load", "parallelize", "plan", "register_rule"]
+    names = ["Workload", "load", "parallelize", "plan", "register_kernel", "register_rule"]
+    assert sorted(autopar.__all__) == names
     for name in autopar.__all__:
         assert getattr(autopar, name).__doc__, f"autopar.{name} has no docstring"
 

@@ -211,7 +211,7 @@ def test_a_report_is_written_whole_or_not_at_all(
         (("--fix", "tp=" + "9" * 5000), "give a whole number from 1; on 4 devices"),
         (
             ("--fix", "foo=2"),
-            "offload, loss_chunks, bucket, reduce, all_reduce; sequence_parallel",
+            "reduce, all_reduce, attention, kernels, prefetch; sequence_parallel",
         ),
         (("--fix", "zero=7"), "0, 1, 2 or 3"),
         (("--fix", "recompute=often"), "often"),

@@ -28,10 +28,11 @@ class Layer(nn.Module):
     def __init__(self):
         super().__init__()
         self.norm = nn.LayerNorm(16)
-        self.up, self.down = nn.Linear(16, 32), nn.Linear(32, 16)
+        self.up, self.gate, self.down = nn.Linear(16, 32), nn.Linear(16, 32), nn.Linear(32, 16)
 
     def forward(self, x):
-        return x + self.down(F.gelu(self.up(self.norm(x))))
+        x, y = self.norm(x), x
+        return y + self.down(F.silu(self.gate(x)) * self.up(x))
 
 
 @autopar.parallelize(
@@ -103,6 +104,8 @@ CHANGES: dict[str, Callable[[Plan], Plan]] = {
     "bucket_bytes": lambda of: replace(of, bucket_bytes=MIB),
     "reduce_dtype": lambda of: replace(of, reduce_dtype="bfloat16"),
     "all_reduce": lambda of: replace(of, all_reduce="two-level of 2"),
+    "prefetch": lambda of: replace(of, prefetch=2),
+    "kernels": lambda of: replace(of, kernels={"Layer::mul": "gated_activation by triton"}),
     "actions": lambda of: replace(
         of, actions=("0F0 0F1 0F2 0F3 0B0 0B1 0B2 0B3", "1F0 1B0 1F1 1B1 1F2 1B2 1F3 1B3")
     ),

@@ -64,7 +64,8 @@ def batch() -> dict[str, Tensor]:
 def in_pieces(made: Emitted, spread: Spread, pieces: int) -> tuple[Spread, list[Site]]:
     """As many at every site that takes them, a layer at one of its two."""
     chosen: dict[str, int] = {}
-    sites, taken = [], set()
+    sites: list[Site] = []
+    taken: set[tuple[str, str]] = set()
     for site, _ in every_site(made.lowered):
         names = {(site.key.rpartition("::")[0], op.op.name) for op in site.products}
         if site.takes(pieces) and not names & taken:

@@ -207,7 +207,7 @@ REFUSED = {
         fast(CORES),
         {"tp": "4"},
         "2",
-        r"down/linear at down .*8 rows, which is too thin: the least is 16 .*us in one piece, and would add",
+        r"down/linear at down .*8 rows, which is too thin: the least is 16 \(.*us in one piece, an",
     ),
     "another number": ("small", CORES, {"tp": "2"}, "3", "choose 1, 2, 4 or 8"),
 }
@@ -247,7 +247,7 @@ def test_it_is_told(planned: PlanResult) -> None:
     none = replace(made, spreads=tuple(replace(s, pieces={}) for s in made.spreads))
     assert "tp pieces" in {change.what for change in decisions(made, none)}
     assert any("tp_pieces=" in note for note in aside_of(made))
-    assert summary_object(made, planned.unruled_ops, {})["tp_pieces"] == made.pieces
+    assert summary_object(made, {}, planned.unruled_ops)["tp_pieces"] == made.pieces
     prices = Prices(H100, planned.lowered.mesh, "bfloat16")
     rows = {row.key: row for row in explained(planned.lowered, prices)}
     cut = {p.key: p for p in activation_collectives(planned.lowered) if p.key in made.pieces}

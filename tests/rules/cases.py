@@ -652,6 +652,10 @@ CASES: Mapping[str, Builder] = {
     "cross_entropy": _cross_entropy,
     "linear_cross_entropy": _linear_cross_entropy,
     "ctc_loss": _ctc_loss,
+    "gated_activation": lambda d, kind: (
+        (lambda shape: (d.signed(*shape), d.signed(*shape)))(d.shape()),
+        {"activation": d.of("silu", "gelu_tanh"), "kernel": "triton"},
+    ),
     "where": _where,
     "masked_fill": _masked_fill,
     "reshape": _reshape,

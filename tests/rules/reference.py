@@ -166,6 +166,15 @@ def linear_logits(attrs: Mapping[str, Any], x: Tensor, weight: Tensor, *bias: Te
     return logits if cap is None else cap * torch.tanh(logits / cap)
 
 
+def _gated(call: Call) -> Tensor:
+    gate, up = call.operands
+    return (F.silu(gate) if call.attrs["activation"] == "silu" else _gelu_tanh(gate)) * up
+
+
+def _gelu_tanh(x: Tensor) -> Tensor:
+    return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
 def _linear_cross_entropy(call: Call) -> Tensor:
     x, labels, *held = call.operands
     logits = linear_logits(call.attrs, x, *held)
@@ -323,6 +332,7 @@ REFERENCE: Mapping[str, Reference] = {
     "relu": _one(torch.relu),
     "gelu": _one(F.gelu),
     "silu": _one(F.silu),
+    "gated_activation": _gated,
     "sin": _one(torch.sin),
     "cos": _one(torch.cos),
     "abs": _one(torch.abs),

@@ -27,6 +27,7 @@ ELSEWHERE = {
     "rms_norm": "small ops that keep the normalised input, too; one fused kernel on accelerators",
     "attention": "small odd shapes take the composed path, which keeps all scores",
     "experts": "the reference runs all experts for all tokens; `test_experts` has the program's",
+    "gated_activation": "the reference keeps the activation; tests/runtime tries the program's",
     "linear_cross_entropy": "the reference keeps logits; the program's is tried below",
     **dict.fromkeys(LAX_CASES, "JAX keeps what its own derivatives name"),
     "aten::log_sigmoid": "a buffer, too; accelerators keep the input only",

@@ -16,13 +16,16 @@ from autopar.nouns.recompute import ATTENTION, FULL, Recompute
 from autopar.planner.family.pins import GRAMMAR as FIGURES
 from autopar.planner.family.pins import RECOMPUTES, completed, parse_pins
 
+TEXTS = ("schedule", "attention", "kernels")
 COUNTS = st.integers(1, 10**6)
 PINS = st.builds(
     Pins,
-    **{name: st.none() | COUNTS for name in NAMES if name not in (*WORDS, "schedule", BUCKET)},
+    **{name: st.none() | COUNTS for name in NAMES if name not in (*WORDS, *TEXTS, BUCKET)},
     bucket=st.none() | st.integers(1, 10**5).map(lambda n: n * MIB),
     reduce=st.none() | st.sampled_from(WORDS["reduce"]),
     zero=st.sampled_from([None, 0, 1, 2, 3]),
+    attention=st.sampled_from([None, "cudnn", "my_kernels:attend"]),
+    kernels=st.sampled_from([None, "torch", "triton"]),
     schedule=st.sampled_from([None, "1f1b", "mine.txt"]),
     recompute=st.none() | st.sampled_from(WORDS["recompute"]).map(Recompute),
     offload=st.none() | st.sampled_from(WORDS["offload"]),

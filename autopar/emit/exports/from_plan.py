@@ -28,6 +28,7 @@ from autopar.nouns.buckets import bucket_text
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.errors import UserError
 from autopar.nouns.graph import Graph, Tensor
+from autopar.nouns.kernels import kernels_text
 from autopar.nouns.layout import Layout
 from autopar.nouns.optimizer import is_own, state_per_parameter
 from autopar.nouns.plan import Plan, key
@@ -85,6 +86,10 @@ def aside_of(plan: Plan) -> Iterator[str]:
             f"tp_pieces={max(plan.pieces.values())} of {len(plan.pieces)} collectives beside their "
             "products: the trainer overlaps as it does by itself"
         )
+    if plan.prefetch is not None:
+        yield f"prefetch={plan.prefetch}: the trainer gathers ahead in its own way"
+    if plan.kernels:
+        yield f"kernels ({kernels_text(plan.kernels)}): the trainer has its own"
     if plan.reduce_dtype is not None:
         yield f"reduce={plan.reduce_dtype} of gradients: the trainer has its own dtype"
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from autopar.emit.constants import differing, literal
-from autopar.emit.pytorch.site import LIGHT, Printer, Site, dtype
+from autopar.emit.pytorch.site import HEAVY, LIGHT, Printer, Site, dtype
 from autopar.emit.text import AND, COMPARE, OR, PRODUCT, SUM, UNARY, XOR, Expr, axis_argument, call
 
 _INFIX: Mapping[str, tuple[str, int]] = {
@@ -143,7 +143,16 @@ def _dropout(site: Site) -> Expr:
     return Expr(f"{name}({site.args[0].text}, {rate}, self.training)", weight=LIGHT)
 
 
+def _gated(site: Site) -> Expr:
+    arguments = [a.text for a in site.args]
+    if site.attrs["activation"] != "silu":
+        arguments.append(f'"{site.attrs["activation"]}"')
+    arguments.append(f'kernel="{site.attrs["kernel"]}"')
+    return Expr(call("gated_activation", arguments), weight=HEAVY)
+
+
 PRINTERS: Mapping[str, Printer] = {
+    "gated_activation": _gated,
     **dict.fromkeys(_INFIX, _infix),
     "pow": _pow,
     "maximum": _extreme,

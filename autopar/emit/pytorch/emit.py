@@ -228,6 +228,8 @@ def _settings(lowered: Lowered, plan: Plan, captured: CapturedModel | None) -> l
         given.append(f"bucket_mib={plan.bucket_bytes // MIB}")
     if plan.reduce_dtype is not None:
         given.append(f'reduce_dtype="{plan.reduce_dtype}"')
+    if plan.prefetch is not None:
+        given.append(f"prefetch={plan.prefetch}")
     if inside := ranks_inside(plan.all_reduce):
         given.append(f"two_level={inside}")
     units = _units(lowered)

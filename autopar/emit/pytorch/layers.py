@@ -11,6 +11,7 @@ from autopar.emit.pytorch.pieces import IN_PIECES
 from autopar.emit.pytorch.site import HEAVY, LIGHT, EmitError, Layer, Printer, Site, dtype
 from autopar.emit.text import PRODUCT, UNARY, Expr, axis_argument, call, tuple_text
 from autopar.lowering.lowered import Operand
+from autopar.rules.implementations.kernels import ATTR
 from autopar.rules.implementations.table import CAUSAL_RING, RING, ZIGZAG_RING
 
 # -- products and lookups ------------------------------------------------------------------------
@@ -157,6 +158,8 @@ def _attention(site: Site) -> Expr:
     if site.attrs.get("sinks"):
         arguments.append(f"sinks={site.args[-1].text}")
     arguments += site.beside
+    if ATTR in site.attrs and not site.at.implementations:
+        arguments.append(f'kernel="{site.attrs[ATTR]}"')
     scale = site.attrs.get("scale")
     if scale is not None and not math.isclose(scale, site.operand(0)[-1] ** -0.5):
         arguments.append(f"scale={number(scale)}")

@@ -27,11 +27,7 @@ from autopar.nouns.axes import (
     TENSOR,
 )
 from autopar.nouns.layout import (
-    ALL_REDUCE,
-    BUCKET,
-    CHUNKS,
-    PIECES,
-    REDUCE,
+    OF_PROGRAMS,
     RING_RANKS,
     WORDS,
     Grammar,
@@ -68,11 +64,7 @@ CHOICES = (
     "microbatch",
     "recompute",
     "offload",
-    CHUNKS,
-    BUCKET,
-    PIECES,
-    REDUCE,
-    ALL_REDUCE,
+    *OF_PROGRAMS,
 )
 ORDERS = ("none", *SCHEDULES, "found")
 

@@ -9,10 +9,14 @@ from typing import Any
 from autopar.nouns.axes import CONTEXT, PIPELINE, REPLICATE, SECOND_TENSOR, SHARD, TENSOR
 from autopar.nouns.layout import (
     ALL_REDUCE,
+    ATTENTION_BY,
     BUCKET,
     CHUNKS,
     DEGREES,
+    KERNELS,
+    OF_PROGRAMS,
     PIECES,
+    PREFETCH,
     REDUCE,
     RING_RANKS,
     WORDS,
@@ -71,9 +75,18 @@ def read_pins(pairs: Mapping[str, str]) -> Pins:
             f"--fix {CHUNKS}={pins.loss_chunks}: layouts of architecture figures make "
             "logits whole; leave it out, or give `autopar plan` a model"
         )
-    return along_sequences(pins).without(
-        "offload", CHUNKS, BUCKET, PIECES, REDUCE, ALL_REDUCE, RING_RANKS, SECOND_TENSOR
-    )
+    if pins.prefetch is not None:
+        raise LayoutError(
+            f"--fix {PREFETCH}={pins.prefetch}: layouts of architecture figures gather as their "
+            "software does; leave it out, or give `autopar plan` a model"
+        )
+    if pins.attention or pins.kernels:
+        raise LayoutError(
+            f"--fix {pins}: layouts of architecture figures run by the kernels of their software "
+            "(`--software attention=...`); leave "
+            f"{ATTENTION_BY} and {KERNELS} out, or give `autopar plan` a model"
+        )
+    return along_sequences(pins).without("offload", *OF_PROGRAMS, RING_RANKS, SECOND_TENSOR)
 
 
 def completed(pins: Pins, devices: int, global_batch: int | None = None) -> Layout:

@@ -17,10 +17,9 @@ from autopar.nouns.graph import DTYPE_BYTES, Graph
 from autopar.nouns.layout import CHUNKS, LayoutError
 from autopar.planner.ask.question import Answer, Outcome, Question
 from autopar.planner.search.layouts import Progress, search_plan
-from autopar.planner.solve.solved import lowered_of, state_of
+from autopar.planner.solve.solved import lowered_of
 from autopar.planner.solve.standings import NothingFits
-from autopar.planner.staged.in_full import model_of, settled
-from autopar.pricing.priced import price
+from autopar.planner.staged.in_full import priced_again
 from autopar.rules.loss_heads import AS_MANY_AS_IT_TAKES, KIND, LossHead, in_chunks, loss_heads
 from autopar.rules.terms import accumulated
 from autopar.rules.vocabulary import FEWEST_ROWS, LEAST_ROWS
@@ -131,9 +130,7 @@ def _settled(question: Question, outcome: Outcome, plain: Graph, least: int) -> 
     def answer(chunks: int) -> Answer:
         if chunks not in answers:
             again = replace(question, graph=in_chunks(plain, chunks))
-            best = outcome.best
-            staged = bool(best.decided.stages)
-            answers[chunks] = settled(again, best.decided) if staged else _one_stage(again, best)
+            answers[chunks] = priced_again(again, outcome.best)
         return answers[chunks]
 
     rows = rows_of(lowered_of(question, outcome.best.decided))
@@ -162,9 +159,3 @@ def rows_of(lowered: Lowered) -> int:
     heads = [op for op in lowered.ops if op.op.kind == KIND]
     bounds = [(op.bound, op.strategy) for op in heads]
     return max(extents(b, s, lowered.mesh)["t"] for b, s in bounds if b is not None)
-
-
-def _one_stage(question: Question, answer: Answer) -> Answer:
-    decided = answer.decided
-    state = state_of(question, decided.layout, decided.candidate)
-    return Answer(decided, price(model_of(question, decided), state, decided.layout.recompute))

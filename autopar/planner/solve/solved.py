@@ -10,6 +10,7 @@ from autopar.lowering.spread import lower
 from autopar.nouns.axes import MICROBATCH
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Spread
+from autopar.nouns.prefetch import USUAL
 from autopar.nouns.problem import NoFeasibleAnswer, Solution
 from autopar.nouns.recompute import KEEP_ALL
 from autopar.planner.ask.candidates import Candidate, StateLayout
@@ -174,6 +175,7 @@ def state_of(question: Question, layout: StateLayout, candidate: Candidate) -> S
         question.bucket_bytes,
         question.pins.reduce or "",
         question.all_reduce,
+        USUAL if question.pins.prefetch is None else question.pins.prefetch,
     )
 
 

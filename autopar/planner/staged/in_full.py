@@ -10,7 +10,7 @@ from autopar.pricing.cut_model import CutModel
 from autopar.pricing.cuts import Cuts
 from autopar.pricing.pipeline import PipelinePrices
 from autopar.pricing.planned import choices_of
-from autopar.pricing.priced import priced
+from autopar.pricing.priced import price, priced
 
 
 def model_of(question: Question, decided: Decided) -> CutModel:
@@ -18,6 +18,15 @@ def model_of(question: Question, decided: Decided) -> CutModel:
     lowered = lowered_of(question, decided)
     prices = question.prices(lowered.mesh)
     return CutModel(Cuts.of(lowered), None, prices, question.framework)
+
+
+def priced_again(question: Question, answer: Answer) -> Answer:
+    """What is decided, at the prices of ``question``, which may hold other pins."""
+    decided = answer.decided
+    if decided.stages:
+        return settled(question, decided)
+    state = state_of(question, decided.layout, decided.candidate)
+    return Answer(decided, price(model_of(question, decided), state, decided.layout.recompute))
 
 
 def settled(question: Question, decided: Decided) -> Answer:

@@ -47,6 +47,7 @@ from autopar.runtime.shared.program_module import read_lists, read_train
 from autopar.runtime.verify.collectives import compare_priced
 from autopar.runtime.verify.pytorch import stand_ins
 from autopar.runtime.verify.pytorch.comparison import Comparison, Piece
+from autopar.runtime.verify.pytorch.kernels import not_run
 from autopar.runtime.verify.pytorch.locate import locate, probed
 from autopar.runtime.verify.pytorch.modes import FixedDraws, exact
 from autopar.runtime.verify.pytorch.reference import (
@@ -119,6 +120,7 @@ def verify(folder: str | Path) -> dict[str, Any]:
         recompute_differences=tuple(own.recomputed),
         time_s=time.perf_counter() - begin,
         first_difference=where,
+        unchecked=tuple(not_run(plan.kernels, place)),
     )
     return asdict(result)
 
