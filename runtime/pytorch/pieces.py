@@ -25,7 +25,6 @@ Kept for backward are the whole operand and the weights, never written into: it 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -34,6 +33,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
+from torch.autograd.function import once_differentiable
 
 from autopar.runtime.pytorch import transport
 from autopar.runtime.pytorch.collectives import apply
@@ -71,7 +71,7 @@ def copied_linears(
 ) -> tuple[Tensor, ...]:
     """What each layer gives of ``x`` [..., k], which every rank of ``axis`` has; backward adds up
     the partial sums of its gradient in pieces."""
-    _divides("copied_linears", math.prod(x.shape[:-1]), pieces, "rows")
+    _check_rows("copied_linears", x, pieces)
     return tuple(apply(_Copied, x, axis, pieces, *_parts(layers)))
 
 
@@ -96,7 +96,7 @@ def linear_reduced(x: Tensor, layer: Layer, axis: str, pieces: int) -> Tensor:
     """The sum over ``axis`` of what ``layer``, whose ranks have pieces of k, gives of ``x``:
     x [..., k] -> [..., n], whole on every rank."""
     weight = _alone("linear_reduced", layer)
-    _divides("linear_reduced", math.prod(x.shape[:-1]), pieces, "rows")
+    _check_rows("linear_reduced", x, pieces)
     result: Tensor = apply(_Reduced, x, weight, axis, pieces)
     return result
 
@@ -182,6 +182,7 @@ class _Gathered(Function):
         return tuple(one for one in made if one is not None)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> Any:
         x, *weights = ctx.saved_tensors
         rows: _Rows = ctx.rows
@@ -203,13 +204,14 @@ class _Copied(Function):
         return tuple(F.linear(x, weight, bias) for weight, bias in layers)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> Any:
         x, *weights = ctx.saved_tensors
         coming: list[Tensor] = []
         axis, pieces = ctx.where
         of_x, _, _, *of_parts = wanted(ctx, ctx.tensors)
         if of_x:
-            cut = zip(*(g.flatten(0, -2).chunk(pieces) for g in grads), strict=True)
+            cut = zip(*(_of_rows(g, pieces) for g in grads), strict=True)
             coming = [transport.begin_all_reduce(_back(some, weights), axis) for some in cut]
         parts = [*_of_parts(of_parts, x, grads)]
         return (_reduced(coming, grads[0].shape) if coming else None), None, None, *parts
@@ -227,6 +229,7 @@ class _Scattered(Function):
         return rows.scattered([rows.begin_scatter(F.linear(piece, weight)) for piece in every])
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Any:
         x, weight = ctx.saved_tensors
         rows: _Rows = ctx.rows
@@ -265,11 +268,12 @@ class _Reduced(Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, axis: str, pieces: int) -> Tensor:
         ctx.tensors = _tensors(x, weight, axis, pieces)
         ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weight)
-        every = x.flatten(0, -2).chunk(pieces)
-        coming = [transport.begin_all_reduce(F.linear(piece, weight), axis) for piece in every]
+        every = (F.linear(piece, weight) for piece in _of_rows(x, pieces))
+        coming = [transport.begin_all_reduce(piece, axis) for piece in every]
         return _reduced(coming, x.shape)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Any:
         x, weight = ctx.saved_tensors
         of_x, of_weight, *_ = wanted(ctx, ctx.tensors)
@@ -279,6 +283,12 @@ class _Reduced(Function):
 
 def _tensors(*arguments: object) -> tuple[bool, ...]:
     return tuple(isinstance(one, Tensor) for one in arguments)
+
+
+def _of_rows(x: Tensor, pieces: int) -> tuple[Tensor, ...]:
+    """Pieces of rows [r, c], as equal as they can be; of fewer rows than pieces each is one."""
+    rows = x.flatten(0, -2)
+    return rows.tensor_split(max(1, min(pieces, rows.shape[0])))
 
 
 def _reduced(coming: Sequence[Tensor], shape: torch.Size) -> Tensor:
@@ -336,6 +346,11 @@ def _rows(call: str, x: Tensor, dim: int, axis: str, pieces: int, part: int) -> 
         raise ProgramError(f"{call}: dim {dim} of {list(x.shape)} is none of its rows")
     _divides(call, part, pieces, f"places of dim {dim} on a rank")
     return _Rows(axis, dim, transport.size(axis), pieces, part)
+
+
+def _check_rows(call: str, x: Tensor, pieces: int) -> None:
+    if pieces < 1 or x.dim() < 2:
+        raise ProgramError(f"{call}: {pieces} pieces of the rows of {list(x.shape)}")
 
 
 def _divides(call: str, size: int, ways: int, of: str, into: str = "pieces") -> None:

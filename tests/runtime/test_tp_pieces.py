@@ -17,6 +17,7 @@ NAMES = (
     *(f"{k} along dim 1 on {w}" for k in KINDS[1::2] for w in (4, 2)),
     *(f"{k} {how}" for k in KINDS for how in ("frozen", "in two")),
     *("begun before waited", "of weights", "refusals"),
+    *("rows that do not divide", "not twice differentiable"),
 )
 
 

@@ -166,6 +166,28 @@ def of_weights() -> None:
     )
 
 
+def rows_that_do_not_divide() -> None:
+    """Batches of other sizes: sums are of as equal pieces as there can be, or of fewer."""
+    for kind in ("copied", "reduced"):
+        plain, in_pieces = KINDS[kind](1)
+        some = layers(1, False)
+        for rows in (1, 3, 7):
+            x = draw(rows, K, seed=dist.get_rank() if kind == "reduced" else 0).requires_grad_()
+            leaves = [x, *(p for layer in some for p in layer.parameters())]
+            each = [f(x, some, 4) for f in (plain, in_pieces)]
+            every = ((*r, *gradients(r, leaves, False)) for r in each)
+            for one, other in zip(*every, strict=True):
+                torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+def not_twice_differentiable() -> None:
+    x = entering("gathered", 1, RANKS)
+    (y,) = gathered_linears(x, layers(1, False), 1, TENSOR, 2)
+    (grad,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        torch.autograd.backward(grad.sum())
+
+
 def in_two(kind: str, ranks: Ranks) -> None:
     """The gradient of what comes in, and later those of weights: each once, the second without a
     collective; and of another gradient no part of the first one."""
@@ -236,8 +258,8 @@ def refusals() -> None:
         "4 pieces do not divide 2 places": lambda: linear_scattered(x, some[0], 1, TENSOR, 4),
         "4 ranks of tp do not divide 2 places": lambda: linear_scattered(x, some[0], 0, TENSOR, 1),
         "dim 2 of": lambda: gathered_linears(x, some, 2, TENSOR, 2),
-        "5 pieces do not divide 16 rows": lambda: linear_reduced(x, some[0], TENSOR, 5),
-        "6 pieces do not divide 16 rows": lambda: copied_linears(x, some, TENSOR, 6),
+        "0 pieces of the rows of": lambda: linear_reduced(x, some[0], TENSOR, 0),
+        "2 pieces of the rows of": lambda: copied_linears(x[0, 0], some, TENSOR, 2),
         "add its bias afterwards": lambda: linear_reduced(x, with_bias[0], TENSOR, 2),
         "so add its bias": lambda: linear_scattered(x, with_bias[0], 1, TENSOR, 2),
     }
@@ -265,6 +287,8 @@ def checks() -> dict[str, Callable[[], None]]:
         every[f"{kind} in two"] = on(2, lambda r, k=kind: in_two(k, r))  # type: ignore[misc]
         every[f"{kind} frozen"] = on(4, lambda r, k=kind: frozen(k))  # type: ignore[misc]
     every["begun before waited"] = on(4, lambda r: begun_before_waited())
+    every["rows that do not divide"] = on(4, lambda r: rows_that_do_not_divide())
+    every["not twice differentiable"] = on(4, lambda r: not_twice_differentiable())
     every["of weights"] = on(4, lambda r: of_weights())
     every["refusals"] = on(4, lambda r: refusals())
     return every
