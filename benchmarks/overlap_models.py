@@ -65,7 +65,7 @@ headed = _stack(width=384, layers=8, head=16384, samples=16, rows=256)
 """8 layers of 2.4 MB under a head of 25 MB, whose gradient comes first."""
 even = _stack(width=512, layers=12, head=512, samples=16, rows=256)
 """12 layers of 4 MB."""
-thick = _stack(width=4096, layers=2, head=16, samples=4, rows=128, normed=True)
-"""2 layers whose results of 8 MB are added up over ranks beside products of 34 GFLOP."""
-thin = _stack(width=2048, layers=4, head=16, samples=4, rows=128, normed=True)
-"""4 layers whose results of 4 MB are added up over ranks beside products of 9 GFLOP."""
+thick = _stack(width=3072, layers=2, head=16, samples=4, rows=128, normed=True)
+"""2 layers whose results of 6 MB are added up over ranks beside products of 19 GFLOP."""
+thin = _stack(width=1536, layers=4, head=16, samples=4, rows=128, normed=True)
+"""4 layers whose results of 3 MB are added up over ranks beside products of 5 GFLOP."""
