@@ -2,6 +2,7 @@
 
     attention                      ->  attention; kernel=cudnn
     silu or gelu (by tanh), mul    ->  gated_activation; kernel=triton
+    cross_entropy                  ->  the same, kernel=triton, for the loss head that is made of it
 
 A kernel is chosen for the op that gives the last result, by its key.
 """
@@ -15,7 +16,8 @@ from autopar.nouns.graph import Graph, Op, with_ops
 from autopar.nouns.kernels import kernel_of, kernel_text
 from autopar.nouns.layout import alternatives
 from autopar.nouns.plan import key
-from autopar.rules.implementations.kernels import ATTR, GATED, kernels_of
+from autopar.rules.implementations.kernels import ATTR, GATED, LOSS_HEAD, kernels_of
+from autopar.rules.loss_heads import LossHead, loss_heads
 
 _ACTIVATIONS = {"silu": "silu", "gelu": "gelu_tanh"}
 """Of the runtime's call, by the op."""
@@ -26,12 +28,14 @@ class Site:
     """Where kernels may run.
 
     key:   of the op that gives the result.
+    kind:  of the kernels that may run there.
     op:    what a kernel computes there.
     first: the op that it takes with it, if any.
     part:  the top of the graph, or the body of a block, in which it stands.
     """
 
     key: str
+    kind: str
     op: Op
     first: Op | None
     part: Graph
@@ -56,14 +60,15 @@ def with_kernels(graph: Graph, kernels: Mapping[str, str]) -> Graph:
 
 
 def kernels_in(graph: Graph) -> dict[str, str]:
-    """The kernels that ops name: what `with_kernels` was given."""
-    named = ((s.key, s.op) for s in sites(graph) if s.op.attrs.get(ATTR))
-    return {where: kernel_text(op.kind, str(op.attrs[ATTR])) for where, op in named}
+    """The kernels that ops run by. A cross-entropy names one for the loss head that may be made of
+    it, and runs by none."""
+    named = (s for s in sites(graph) if s.op.attrs.get(ATTR) and s.op.kind == s.kind)
+    return {s.key: kernel_text(s.kind, str(s.op.attrs[ATTR])) for s in named}
 
 
 def wrong_kernels(graph: Graph, kernels: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """(key, what may stand there) of those that cannot run there; the graph is a model's own."""
-    at = {site.key: site.op.kind for site in sites(graph)}
+    at = {site.key: site.kind for site in sites(graph)}
     for where, text in kernels.items():
         kind, name = kernel_of(text)
         may = [row.text for row in kernels_of(at.get(where, ""))]
@@ -78,25 +83,28 @@ def only_kernels(graph: Graph, kernels: Mapping[str, str]) -> Graph:
 
     def of(part: Graph, op: Op) -> Op:
         del part
-        if op.kind != "attention" or op.name not in others:
+        if op.kind == GATED or ATTR not in op.attrs or op.name not in others:
             return op
         return replace(op, attrs={n: v for n, v in op.attrs.items() if n != ATTR})
 
-    return with_ops(graph, of) if kernels_in(graph).keys() - kernels.keys() else graph
+    return with_ops(graph, of) if others else graph
 
 
 def _sites(part: Graph, scope: str | None) -> Iterator[Site]:
     readers = part.consumers()
     makers = {name: op for op in part.ops for name in op.outputs}
+    heads = {h.loss.name for h in loss_heads(part) if isinstance(h, LossHead)}
     for op in part.ops:
-        if op.kind in ("attention", GATED):
-            yield Site(key(scope, op.name), op, None, part)
+        if op.kind in ("attention", GATED, LOSS_HEAD):
+            yield Site(key(scope, op.name), op.kind, op, None, part)
+        elif op.name in heads:
+            yield Site(key(scope, op.name), LOSS_HEAD, op, None, part)
         elif op.kind == "mul" and len(op.inputs) == 2:
             for place, name in enumerate(op.inputs):
                 first = makers.get(name)
                 alone = len(readers[name]) == 1 and name not in part.outputs
                 if first is not None and alone and _gates(part, first, op.inputs[1 - place]):
-                    yield Site(key(scope, op.name), _gated(first, op, place), first, part)
+                    yield Site(key(scope, op.name), GATED, _gated(first, op, place), first, part)
                     break
 
 

@@ -201,7 +201,7 @@ def _joined(graph: Graph, head: LossHead, chunks: int, rows: int | None) -> Grap
 
 
 def _loss(head: LossHead, inputs: tuple[str, ...], chunks: Mapping[str, int]) -> Op:
-    kept = ("ignore_index", "reduction", "label_smoothing")
+    kept = ("ignore_index", "reduction", "label_smoothing", "kernel")
     attrs = {name: head.loss.attrs[name] for name in kept if name in head.loss.attrs}
     inputs = (*inputs, head.bias) if head.bias else inputs
     numbers = {"scale": head.scale, "cap": head.cap, **chunks}

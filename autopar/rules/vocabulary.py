@@ -71,9 +71,9 @@ def _linear_cross_entropy(
 
     Of the logits the compute's own dtype is read for sums, read again and written as their gradient
     (`autopar.runtime.pytorch.kernels.chunk_loss`; torch's ops do more, as they do for a loss of
-    whole logits). Every chunk but the first adds to the gradient of the matrix. ``chunks`` of 0 are
-    as many as it takes, of ``rows`` at least, and take no longer than one: what bounds every number
-    of them.
+    whole logits, and hold a copy in float32). Every chunk but the first adds to the gradient of the
+    matrix. ``chunks`` of 0 are as many as it takes, of ``rows`` at least, and take no longer than
+    one: what bounds every number of them.
     """
     del results
     x, _, weight, *bias = operands
@@ -85,7 +85,8 @@ def _linear_cross_entropy(
     added = (own + own + 2 * sums) if half else 2 * sums
     products = 2 + weight.differentiable
     mean = op.attrs.get("reduction", "mean") == "mean"
-    workspace = [Kept(("t", "v"), own + sums if half else own)]
+    copied = half and not op.attrs.get("kernel")
+    workspace = [Kept(("t", "v"), own + sums if copied else own)]
     if weight.dtype != x.dtype:
         workspace.append(Kept(("v", "k"), own))  # the matrix in the dtype of x
     if weight.differentiable and half and (chunks > 1 or most):

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -25,6 +26,9 @@ from torch.autograd import Function
 
 from autopar.runtime.pytorch import transport
 from autopar.runtime.pytorch.collectives import apply, piece
+from autopar.runtime.pytorch.kernels.cross_entropy import CrossEntropy
+from autopar.runtime.pytorch.loss_head_kernel import losses_by_kernel
+from autopar.runtime.shared.settings import ProgramError
 
 Axes = str | tuple[str, ...]
 TILE_BYTES = 1 << 20
@@ -44,6 +48,7 @@ class Head:
     smoothing: float
     scale: float
     cap: float | None
+    kernel: str = "torch"
 
 
 def linear_cross_entropy(
@@ -59,17 +64,21 @@ def linear_cross_entropy(
     cap: float | None = None,
     vocabulary: int | None = None,
     axis: Axes | None = None,
+    kernel: str = "torch",
 ) -> Tensor:
     """Sum of the cross-entropies of this rank's tokens, over ``count``, the tokens of the batch.
 
     x [t, k], weight [v, k] and bias [v] (this rank's piece of v with ``axis``, or axes), labels [t]
     -> scalar, in float32 at least. ``chunks``: of so many as equal as they can be, one after the
     other. The products have the dtype of x; a weight of more bits gets its gradient in its own.
+    ``kernel``: of the losses, ``torch`` or ``triton``, which runs on CUDA and not in float64.
     """
+    if kernel not in ("torch", "triton"):
+        raise ProgramError(f"a loss head has kernels torch and triton, and none {kernel!r}")
     axes = () if axis is None else (axis,) if isinstance(axis, str) else axis
     whole = weight.shape[0] if vocabulary is None else vocabulary
     first = piece(whole, *axes)[0] if axes else 0
-    head = Head(chunks, whole, axes, first, ignore_index, label_smoothing, scale, cap)
+    head = Head(chunks, whole, axes, first, ignore_index, label_smoothing, scale, cap, kernel)
     every = [one for one in (x, weight, bias) if one is not None]
     trains = torch.is_grad_enabled() and any(one.requires_grad for one in every)
     total: Tensor = apply(_LinearCrossEntropy, x, weight, bias, labels, head, trains)
@@ -180,6 +189,15 @@ class _Rows(NamedTuple):
 
 def _losses(logits: Tensor, labels: Tensor, head: Head, trains: bool) -> Tensor:
     """Of a chunk's rows; where it trains, ``logits`` are then the gradient of each row's loss."""
+    if (
+        head.kernel == "triton"
+        and logits.is_cuda
+        and logits.dtype != torch.float64
+        and logits.numel()
+    ):
+        form = CrossEntropy(head.ignore_index, head.smoothing, head.cap or 0.0, head.scale)
+        over = partial(_over, head) if head.axes else None
+        return losses_by_kernel(logits, labels, form, head.first, head.vocabulary, trains, over)
     size = _rows_at_once(logits)
     tiles, losses = torch.split(logits, size), list[Tensor]()
     if not head.axes:
@@ -204,10 +222,10 @@ def _joined(tiles: Sequence[Tensor], labels: Sequence[Tensor], head: Head, train
         softmax, rows = _softmax(wide, own, head)
         tile.copy_(softmax)
         every.append(rows)
-    highest = _over(torch.cat([rows.highest for rows in every]), head, "max")
+    highest = _over(head, torch.cat([rows.highest for rows in every]), "max")
     log_sum = torch.cat([rows.log_sum for rows in every])
     parts = [(log_sum - highest).exp(), torch.cat([rows.taken for rows in every])]
-    joined = _over(torch.stack(parts), head, "sum")
+    joined = _over(head, torch.stack(parts), "sum")
     whole, taken = joined[0].log() + highest, joined[1]
     if trains:
         factors = torch.split((log_sum - whole).exp(), [len(tile) for tile in tiles])
@@ -270,7 +288,7 @@ def _times(gradient: Tensor, slope: Tensor | None) -> Tensor:
     return gradient if slope is None else gradient.mul_(slope)
 
 
-def _over(x: Tensor, head: Head, op: str) -> Tensor:
+def _over(head: Head, x: Tensor, op: str) -> Tensor:
     for axis in head.axes:
         x = transport.all_reduce(x, axis, op)
     return x

@@ -273,3 +273,60 @@ def test_plans_with_kernels_compute_the_model_and_verify_says_what_did_not_run(w
         assert result.passed
         (sentence,) = result.unchecked
         assert "attention by cudnn and gated_activation by triton: these run on GPUs" in sentence
+
+
+LOGITS = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+import autopar
+
+V, D = 65536, 256
+
+
+class Model(nn.Module):
+    def __init__(self, twice):
+        super().__init__()
+        self.words, self.head = nn.Embedding(V, D), nn.Linear(D, V, bias=False)
+        self.twice = twice
+
+    def forward(self, ids):
+        z = self.head(self.words(ids))
+        loss = F.cross_entropy(z.flatten(0, 1), ids.flatten())
+        return loss + z.square().mean() if self.twice else loss
+
+
+def workload(twice):
+    return autopar.Workload(
+        model=lambda: Model(twice), batch=lambda: {"ids": torch.zeros(16, 64, dtype=torch.long)},
+        optimizer="adamw", precision="bfloat16",
+    )
+
+
+once, twice = workload(False), workload(True)
+"""
+
+
+def test_loss_heads_in_chunks_run_by_a_kernel(where: Path) -> None:
+    (where / "logits.py").write_text(LOGITS)
+
+    def made(name: str = "once", **fix: str) -> PlanResult:
+        return plan(f"{where / 'logits.py'}:{name}", H100, {"dp_replicate": "4", **fix})
+
+    by_kernel = made(loss_chunks="2")
+    assert set(by_kernel.plan.kernels.values()) == {"linear_cross_entropy by triton"}
+    (folder := where / "logits").mkdir()
+    text = plan_files(by_kernel, folder)[0]["program/model.py"]
+    assert 'chunks=2, kernel="triton"' in " ".join(text.split())
+    by_torch = made(loss_chunks="2", kernels="torch")
+    assert not by_torch.plan.kernels
+    buffers = [r.plan.prediction.memory_bytes.total for r in (by_kernel, by_torch)]
+    assert buffers[0] < buffers[1]  # no copy of a chunk in float32
+    assert not made(loss_chunks="none").plan.kernels
+    assert not made("twice").plan.kernels
+    graph = planned_graph(by_kernel.plan, by_kernel.captured.graph)
+    assert graph == by_kernel.graph
+    with pytest.raises(UserError, match="the model has no"):
+        made("twice", kernels="triton")
+    with pytest.raises(UserError, match="nothing that runs by it"):
+        made(loss_chunks="none", kernels="triton")

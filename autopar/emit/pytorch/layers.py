@@ -132,6 +132,7 @@ def _linear_cross_entropy(site: Site) -> Expr:
     options.append(f"chunks={site.attrs['chunks']}")
     plain = {"ignore_index": -100, "label_smoothing": 0.0, "scale": 1.0, "cap": None}
     options += differing(site.attrs, plain)
+    options += [f'kernel="{site.attrs[ATTR]}"'] if ATTR in site.attrs else []
     return Expr(call("linear_cross_entropy", [*options, *site.beside]), weight=HEAVY)
 
 

@@ -16,9 +16,10 @@ from autopar.lowering.lowered import Lowered
 from autopar.nouns.cluster import Cluster, Device
 from autopar.nouns.errors import did_you_mean
 from autopar.nouns.graph import Graph
-from autopar.nouns.layout import ATTENTION_BY, KERNELS, LayoutError, Pins, alternatives
+from autopar.nouns.kernels import kernel_of
+from autopar.nouns.layout import ATTENTION_BY, CHUNKS, KERNELS, LayoutError, Pins, alternatives
 from autopar.nouns.plan import key
-from autopar.rules.implementations.kernels import GATED, Kernel, all_kernels, kernels_of
+from autopar.rules.implementations.kernels import Kernel, all_kernels, kernels_of
 from autopar.rules.kernels import Site, kernels_in, sites
 
 LEFT_TO_TORCH = "torch"
@@ -40,7 +41,7 @@ def asked_kernels(
     asked: dict[str, str] = {}
     for pin in _PINS:
         name = getattr(pins, pin)
-        at = [s for s in sites(graph) if (s.op.kind == "attention") == (pin == ATTENTION_BY)]
+        at = [s for s in sites(graph) if (s.kind == "attention") == (pin == ATTENTION_BY)]
         if name == LEFT_TO_TORCH or (pin == KERNELS and style != "eager"):
             continue
         if name is not None:
@@ -54,10 +55,11 @@ def asked_kernels(
 def kernels_run(graph: Graph, lowered: Lowered, pins: Pins) -> dict[str, str]:
     """The kernels of ``graph`` that run under the shardings of ``lowered``.
 
-    Raises `LayoutError` where one is pinned for an op that runs by calls of its own.
+    Raises `LayoutError` where one is pinned for an op that runs by calls of its own, or for none.
     """
     parts = ((None, lowered), *lowered.blocks.items())
-    own = {key(n, op.op.name): op for n, p in parts for op in p.ops if op.implementations}
+    attentions = ((n, op) for n, p in parts for op in p.ops if op.op.kind == "attention")
+    own = {key(n, op.op.name): op for n, op in attentions if op.implementations}
     named = kernels_in(graph)
     for where in named:
         if where in own and pins.attention is not None:
@@ -69,7 +71,16 @@ def kernels_run(graph: Graph, lowered: Lowered, pins: Pins) -> dict[str, str]:
                 f"{op.op.source}: its rows are split over {axes}, which is a call of its own; "
                 f"leave {ATTENTION_BY} out, or split heads in place of rows (cp_head)"
             )
-    return {where: name for where, name in named.items() if where not in own}
+    run = {where: name for where, name in named.items() if where not in own}
+    pinned = pins.kernels
+    if pinned not in (None, LEFT_TO_TORCH) and pinned not in {
+        kernel_of(t)[1] for t in run.values()
+    }:
+        raise LayoutError(
+            f"--fix {KERNELS}={pinned}: the plan has nothing that runs by it, for logits are made "
+            f"whole; leave {KERNELS} out, or pin {CHUNKS}=1"
+        )
+    return run
 
 
 def _check(pins: Pins, framework: str, style: str) -> None:
@@ -96,32 +107,32 @@ def _check(pins: Pins, framework: str, style: str) -> None:
 
 def _pinned(text: str, name: str, at: Sequence[Site], devices: Sequence[Device]) -> dict[str, str]:
     rows = {row.kind: row for row in all_kernels() if row.name == name}
-    meant = [site for site in at if site.op.kind in rows]
+    meant = [site for site in at if site.kind in rows]
     if not meant:
         kinds = alternatives(sorted(rows))
         raise LayoutError(f"{text}: the model has no {kinds} that it could run; leave it out")
     for site in meant:
-        row = rows[site.op.kind]
+        row = rows[site.kind]
         against = next(filter(None, map(row.runs_on, devices)), "") or row.computes(
             site.op, site.part.tensors
         )
         if against:
             raise LayoutError(
-                f"{text} cannot run the {site.op.kind} at {site.op.source}: {against}; leave it out"
+                f"{text} cannot run the {site.kind} at {site.op.source}: {against}; leave it out"
             )
-    return {site.key: rows[site.op.kind].text for site in meant}
+    return {site.key: rows[site.kind].text for site in meant}
 
 
 def _fastest(site: Site, devices: Sequence[Device]) -> Kernel | None:
     """None: what is usual is as fast."""
     rows = [
         row
-        for row in kernels_of(site.op.kind)
+        for row in kernels_of(site.kind)
         if row.by_itself
         and not any(row.runs_on(device) for device in devices)
         and not row.computes(site.op, site.part.tensors)
     ]
-    if site.op.kind == GATED:
+    if site.kind != "attention":
         return max(rows, key=lambda row: (row.speed, row.own), default=None)
     head_dim = site.part.tensors[site.op.inputs[0]].shape[3]
 

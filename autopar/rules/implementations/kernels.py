@@ -17,6 +17,7 @@ from autopar.nouns.kernels import kernel_text
 ATTR = "kernel"
 FLASH, CUDNN, FLASH_3, FLASH_4 = "flash", "cudnn", "flash3", "flash4"
 TRITON = "triton"
+LOSS_HEAD = "linear_cross_entropy"
 LOW = ("bfloat16", "float16")
 NVIDIA = ("ampere", "ada", "hopper", "blackwell")
 GATED = "gated_activation"
@@ -210,6 +211,9 @@ for _row in (
     Kernel(
         "attention", FLASH_4, "FlashAttention-4 (package flash-attn-4)", ("blackwell",), LOW,
         _attention(128), "flash_4", by_itself=False,
+    ),
+    Kernel(
+        LOSS_HEAD, TRITON, "triton", NVIDIA, ("float32", *LOW), lambda op, tensors: "",
     ),
     Kernel(
         GATED, TRITON, "triton", NVIDIA, ("float32", *LOW), lambda op, tensors: "",

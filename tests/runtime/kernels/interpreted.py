@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from autopar.runtime.pytorch import loss_head
 from autopar.runtime.pytorch.kernels import (
     chunk_loss,
     cross_entropy,
@@ -22,6 +23,7 @@ from autopar.runtime.pytorch.kernels import (
 from autopar.runtime.pytorch.kernels.cross_entropy import CrossEntropy, Statistics
 from autopar.runtime.pytorch.kernels.launch import KernelUnavailable
 from autopar.runtime.pytorch.kernels.table import KERNELS, kernel
+from autopar.runtime.pytorch.loss_head_kernel import losses_by_kernel
 from benchmarks import kernel_timing
 from benchmarks.kernel_cases import Case, cases, check, relative
 from benchmarks.kernel_shapes import Shape
@@ -87,6 +89,41 @@ def split_vocabulary() -> None:
             )
             assert of_weight is not None
             near(of_weight, whole[:, columns].T @ x)
+
+
+def heads_of_losses() -> None:
+    """As the loss head calls kernels, whole and in two pieces of the vocabulary, beside its own way
+    with torch's ops."""
+    for form in (FORM, CrossEntropy(), CrossEntropy(scale=0.5), CrossEntropy(softcap=3.0)):
+        logits, labels = torch.randn(5, 50), torch.randint(0, 50, (5,))
+        labels[3] = -100
+        keep = (labels != -100).unsqueeze(1)
+        head = loss_head.Head(
+            1, 50, (), 0, -100, form.label_smoothing, form.scale, form.softcap or None
+        )
+        wanted = logits.clone()
+        losses = loss_head._losses(wanted, labels, head, True).masked_fill(labels == -100, 0)
+        made = logits.clone()
+        own = losses_by_kernel(made, labels, form, 0, 50, True)
+        near(own.masked_fill(labels == -100, 0), losses)
+        near(made * keep, wanted * keep)
+        cut = 23
+        pieces = [(0, logits[:, :cut].clone()), (cut, logits[:, cut:].clone())]
+        tops = [chunk_loss.statistics(piece, labels, first, form).top for first, piece in pieces]
+        shares: list[torch.Tensor] = []
+
+        def over(x: torch.Tensor, op: str, tops: Any = tops, shares: Any = shares) -> torch.Tensor:
+            if op == "max":
+                return torch.stack(tops).amax(0)
+            shares.append(x)
+            return torch.stack(shares[:2]).sum(0)
+
+        for first, piece in pieces:  # what each gives to the sum
+            losses_by_kernel(piece, labels, form, first, 50, False, over)
+        for first, piece in pieces:
+            own = losses_by_kernel(piece, labels, form, first, 50, True, over)
+            near(own.masked_fill(labels == -100, 0), losses)
+            near(piece * keep, wanted[:, first : first + piece.shape[1]] * keep)
 
 
 def columns_of_minus_infinity() -> None:
@@ -222,6 +259,7 @@ CHECKS: dict[str, Callable[[], None]] = {
         for check in (
             gradient_in_place_of_logits,
             split_vocabulary,
+            heads_of_losses,
             columns_of_minus_infinity,
             every_number_in_eight_bits,
             norms_of_wide_rows,
