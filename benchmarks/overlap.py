@@ -1,15 +1,17 @@
-"""Buckets of gradients over a slow link: the plan's choice beside a grid of them, measured.
+"""Traffic beside compute over a slow link: the plan's choice beside a grid of them, measured.
 
-    python -m benchmarks.overlap [--models deep,wide] [--rounds 3] [--steps 6] [--profile FILE]
+    python -m benchmarks.overlap [--models deep,thick] [--rounds 3] [--steps 6] [--profile FILE]
 
 Two network namespaces of two processes each, joined by 400 Mbit/s (`benchmarks.two_hosts`), each
 process on a fixed share of a core, train models that are replicated on all four (and a GPT on two
 by two tensor-parallel ranks). Each is planned once with the buckets open and once for each of a
 grid; rounds are interleaved, a time is the median of a plan's rounds, each the median of its steps.
 `usual` is DistributedDataParallel's 25 MiB by the library's all-reduce, whose rounds tell the
-noise. Where gradients take 0.4 to 1.0 of the compute to pass over the link, the choice is to gain;
-elsewhere it is not to lose more than the noise. Prices are of a profile of
-these hosts, measured first unless one is given. Needs root, iproute2 and control groups.
+noise. Other models are split over all four as tensor-parallel ranks, planned once with the pieces
+of their collectives open and once for each number of them; one piece is issued and waited for.
+Where traffic takes 0.4 to 1.0 of the compute, the choice is to gain; elsewhere it is not to lose
+more than the noise. Prices are of a profile of these hosts, measured first unless one is given.
+Needs root, iproute2 and control groups.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from typing import Any
 
 from autopar.cli.profile import profile_cluster
 from autopar.files.plan_folder import read_plan
-from autopar.nouns.axes import REPLICATE
+from autopar.nouns.axes import REPLICATE, TENSOR
 from autopar.nouns.buckets import BUCKET_BYTES, bucket_text
 from autopar.runtime.jobs.pytorch_launch import Launcher
 from autopar.runtime.jobs.result import RunResult
@@ -46,16 +48,24 @@ MODELS: Mapping[str, tuple[str, Mapping[str, str]]] = {
     },
     "gpt": ("benchmarks/gpt.py", {"dp_replicate": "4"}),
     "gpt, tp 2": ("benchmarks/gpt.py", {"dp_replicate": "2", "tp": "2"}),
+    **{
+        name: (f"benchmarks/overlap_models.py:{name}", {"tp": "4", "zero": "0"})
+        for name in ("thick", "thin")
+    },
 }
 CHOSEN, USUAL = "chosen", "usual"
 GRID = (1, 2, 4, 8, 16, 50)
 """MiB."""
+PIECES = (2, 4, 8)
 LEAST, MOST = 0.4, 1.0
 NEAR, GAINS = 1.03, 0.93
 """Of the best of the grid; of the usual, where traffic is between `LEAST` and `MOST` of compute."""
 
 
 def layouts(pins: Mapping[str, str]) -> dict[str, Mapping[str, str]]:
+    if pins.get("tp") == "4":
+        cut = {f"{n} pieces": {**pins, "tp_pieces": str(n)} for n in PIECES}
+        return {CHOSEN: pins, USUAL: {**pins, "tp_pieces": "1"}, **cut}
     library = {**pins, "all_reduce": "library"}
     usual = bucket_text(BUCKET_BYTES)
     each = {f"{n} MiB": {**library, "bucket": f"{n}MiB"} for n in GRID}
@@ -65,8 +75,10 @@ def layouts(pins: Mapping[str, str]) -> dict[str, Mapping[str, str]]:
 
 def traffic(folder: Path) -> float:
     """Seconds that the gradients of a plan take over the link as one ring, by those of its compute:
-    a ring of n sends 2 (n - 1) / n of them."""
+    a ring of n sends 2 (n - 1) / n of them. Of tensor-parallel ranks alone, all that they move."""
     predicted = read_plan(folder).prediction
+    if read_plan(folder).degrees[TENSOR] == 4:
+        return predicted.exposed_communication_s / predicted.compute_time_s
     ranks = read_plan(folder).degrees[REPLICATE]
     moved_bytes = 2 * (ranks - 1) / ranks * predicted.memory_bytes.gradients
     return moved_bytes / LINK_BYTES_PER_S / predicted.compute_time_s

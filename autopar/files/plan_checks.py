@@ -26,6 +26,7 @@ from autopar.nouns.layout import WORDS
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.offload import OFFLOAD
 from autopar.nouns.optimizer import OPTIMIZERS, is_own
+from autopar.nouns.pieces import COUNTS
 from autopar.nouns.plan import FORMAT, Plan, key
 from autopar.nouns.prefetch import PREFETCHES
 from autopar.nouns.recipes import Narrow
@@ -105,6 +106,8 @@ def check_values(plan: Plan) -> None:
         raise _bad("spreads", [], "one spread or more")
     for i, spread in enumerate(plan.spreads):
         _check_mesh(f"spreads[{i}].mesh", spread.mesh)
+        for name, count in spread.pieces.items():
+            _one_of(f"spreads[{i}].pieces[{name!r}]", count, COUNTS)
     for i, stage in enumerate(plan.stages):
         _one_of(f"stages[{i}].zero", stage.zero, ZERO_LEVELS)
         if plan.framework == "jax":
@@ -144,7 +147,8 @@ def check_names(plan: Plan, graph: Graph) -> None:
         ops, tensors = (names | {f"{n}{OF_ROWS}" for n in names} for names in (ops, tensors))
     _known("recipes", plan.recipes or (), ops)
     for i, spread in enumerate(plan.spreads):
-        for table, names in (("ops", ops), ("shared", tensors), ("parameters", tensors)):
+        tables = (("ops", ops), ("shared", tensors), ("parameters", tensors), ("pieces", tensors))
+        for table, names in tables:
             _known(f"spreads[{i}].{table}", getattr(spread, table), names)
     _known("kernels", plan.kernels, ops)
     for i, stage in enumerate(plan.stages):

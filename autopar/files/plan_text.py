@@ -9,6 +9,7 @@
         op Block::up/linear tp:n
         shared Block::norm/layer_norm tp:S1
         parameter Block::up.weight tp:S0
+        pieces Block::norm/layer_norm 4
       prediction
         step_time_s 0.12
         ...
@@ -31,7 +32,7 @@ RECORDS: Mapping[str, str] = MappingProxyType({"stage": "stages", "runner_up": "
 """A line of each word is one record of a list of the plan."""
 WHOLE = ("prediction", "fingerprints")
 TABLES: Mapping[str, str] = MappingProxyType(
-    {"op": "ops", "shared": "shared", "parameter": "parameters"}
+    {"op": "ops", "shared": "shared", "parameter": "parameters", "pieces": "pieces"}
 )
 """A line of each word is one entry of a table of a spread."""
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import NamedTuple
 
 from autopar.lowering.lowered import Lowered, LoweredOp
+from autopar.lowering.pieces import pieces_of
 from autopar.nouns.axes import MICROBATCH
 from autopar.nouns.graph import DTYPE_BYTES, Tensor
 from autopar.nouns.mesh import Mesh
@@ -52,20 +53,22 @@ def activation_collectives(
         yield from activation_collectives(body, KEEP_ALL, times * calls)
         if each[name, FULL]:
             yield from rerun_collectives(body, times * each[name, FULL])
+    pieces = pieces_of(lowered)
     for value in lowered.tensors.values():
         grad = value.tensor.differentiable  # of a tied parameter there can be a shared copy too
-        yield from _priced(value.tensor, value.steps, grad, lowered, times)
+        yield from _priced(value.tensor, value.steps, grad, lowered, times, pieces)
     for op in lowered.ops:
         for operand in op.operands:
             tensor = lowered.graph.tensors[operand.name]
-            yield from _priced(tensor, operand.steps, operand.differentiable, lowered, times)
+            grad = operand.differentiable
+            yield from _priced(tensor, operand.steps, grad, lowered, times, pieces)
         if op.bound is not None:
             where = key(lowered.block, op.op.name)
             for inside in internal_collectives(op, lowered.mesh):
                 yield inside.priced(where, times)
     for operand in lowered.outputs:
         tensor = lowered.graph.tensors[operand.name]
-        yield from _priced(tensor, operand.steps, operand.differentiable, lowered, times)
+        yield from _priced(tensor, operand.steps, operand.differentiable, lowered, times, {})
 
 
 def rerun_collectives(body: Lowered, times: int = 1) -> Iterator[Priced]:
@@ -73,18 +76,19 @@ def rerun_collectives(body: Lowered, times: int = 1) -> Iterator[Priced]:
 
     Recomputation stops at the last op that saves anything: what comes after it is not run again.
     """
+    pieces = pieces_of(body)
     savers = [i for i, op in enumerate(body.ops) if _saves(op, body)]
     for i, op in enumerate(body.ops[: max(savers, default=-1) + 1]):
         for operand in op.operands:
-            yield from _priced(body.graph.tensors[operand.name], operand.steps, False, body, times)
+            tensor = body.graph.tensors[operand.name]
+            yield from _priced(tensor, operand.steps, False, body, times, pieces)
         if op.bound is not None:
             for inside in internal_collectives(op, body.mesh):
                 if inside.direction == "forward":
                     yield inside.priced(key(body.block, op.op.name), times)
         for name in op.op.outputs if i < max(savers) else ():
-            yield from _priced(
-                body.graph.tensors[name], body.tensors[name].steps, False, body, times
-            )
+            tensor, steps = body.graph.tensors[name], body.tensors[name].steps
+            yield from _priced(tensor, steps, False, body, times, pieces)
 
 
 def _saves(op: LoweredOp, body: Lowered) -> bool:
@@ -154,9 +158,16 @@ def internal_collectives(op: LoweredOp, mesh: Mesh) -> Iterator[Inside]:
 
 
 def _priced(
-    tensor: Tensor, steps: tuple[Step, ...], differentiable: bool, lowered: Lowered, times: int
+    tensor: Tensor,
+    steps: tuple[Step, ...],
+    differentiable: bool,
+    lowered: Lowered,
+    times: int,
+    pieces: Mapping[str, int],
 ) -> Iterator[Priced]:
-    where = key(lowered.block, tensor.name)
+    """``pieces``: by tensor, of which each collective is so many smaller ones."""
+    where, count = key(lowered.block, tensor.name), pieces.get(tensor.name, 1)
     for direction in ("forward", "backward") if differentiable else ("forward",):
         for collective in collectives(steps, tensor.dtype, lowered.mesh, direction):
-            yield Priced(where, direction, collective, times, tensor.dtype)
+            each = replace(collective, size_bytes=collective.size_bytes // count)
+            yield Priced(where, direction, each, times * count, tensor.dtype)

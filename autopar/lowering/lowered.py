@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from autopar.nouns.axes import BATCH, MICROBATCH, SAMPLES, SEQUENCES
 from autopar.nouns.graph import DTYPE_BYTES, Graph, Op, Tensor
@@ -79,6 +79,9 @@ class Lowered:
     blocks: Mapping[str, Lowered]
     apart: frozenset[str] = frozenset()
     """Tensors of which ranks have many short runs of a dim: their pieces in order are not it."""
+    pieces: Mapping[str, int] = field(default_factory=dict)
+    """Of the plan, by key, in how many pieces a collective runs beside products
+    (`autopar.lowering.pieces`)."""
     zigzag: Mapping[str, int] | None = None
     """Where pieces along sequences lie in zigzag (`autopar.rules.cut`): of tensors the dim that
     does; of those that are not there, any that an axis of sequences splits."""

@@ -23,6 +23,7 @@ from autopar.lowering.lowered import (
     LoweringError,
     Operand,
 )
+from autopar.lowering.pieces import check_pieces
 from autopar.nouns.axes import AXES, MICROBATCH, SEQUENCES
 from autopar.nouns.graph import Graph, Op, Tensor
 from autopar.nouns.mesh import Mesh
@@ -81,7 +82,12 @@ def lower(
         if name in apart:
             _check_in_place(scope.tensors[name], steps, block)
     zigzag = None if cut.zigzag is None else _own_names(cut.zigzag, graph, block)
-    return Lowered(graph, mesh, block, scope.tensors, ops, outputs, blocks, apart, zigzag)
+    whole = Lowered(
+        graph, mesh, block, scope.tensors, ops, outputs, blocks, apart, spread.pieces, zigzag
+    )
+    if block is None and spread.pieces:
+        check_pieces(whole)
+    return whole
 
 
 @dataclass(slots=True)

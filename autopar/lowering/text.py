@@ -15,7 +15,8 @@
 (An op is one line; that one is broken for the page.) Shapes are those of the whole, and behind a
 type stands how the value is split where it is made. ``by`` gives the op's strategy, and its rule,
 whose letters the strategy names. Below an op stand the operands that it reads otherwise than they
-are shared among readers; below a value how it is shared where that is not how it is made. A step
+are shared among readers; below a value how it is shared where that is not how it is made. In how
+many ``pieces`` collectives beside products run is said by key at the start. A step
 is ``axis from->to forward/backward``, with the shape on one rank before it. What an op ``runs`` are
 the implementations in place of its plain call, and their collectives.
 
@@ -53,7 +54,8 @@ class _Spread(Notes):
         if self.inside:
             return []
         block = [] if self.lowered.block is None else [f"in {name(self.lowered.block)}"]
-        return [f"on {self.lowered.mesh}", *block]
+        pieces = [f"pieces {name(of)} {count}" for of, count in self.lowered.pieces.items()]
+        return [f"on {self.lowered.mesh}", *block, *pieces]
 
     def type(self, tensor: str) -> str:
         return str(self.lowered.tensors[tensor].produced)

@@ -8,6 +8,7 @@
            | "offload=" none or optimizer            see `autopar.nouns.offload`
            | "bucket=" a size, as 8MiB               see `autopar.nouns.buckets`
            | "loss_chunks=" none, or how many        see `autopar.rules.loss_heads`
+           | "tp_pieces=" 1, 2, 4 or 8               see `autopar.lowering.pieces`
            | "reduce=" float32, bfloat16 or float16
            | "all_reduce=" library or two-level     see `autopar.nouns.reduction`
            | "prefetch=" 0, 1 or 2                   see `autopar.nouns.prefetch`
@@ -45,6 +46,7 @@ from autopar.nouns.axes import (
 from autopar.nouns.buckets import bucket_text, parse_bucket
 from autopar.nouns.errors import UserError, did_you_mean
 from autopar.nouns.offload import OFFLOAD
+from autopar.nouns.pieces import COUNTS
 from autopar.nouns.prefetch import PREFETCHES
 from autopar.nouns.recipes import RECIPES
 from autopar.nouns.recompute import ATTENTION, KEEP_ALL, POLICIES, Recompute
@@ -54,6 +56,7 @@ from autopar.nouns.zero import ZERO_LEVELS
 RING_RANKS = "cp_ring"
 CHUNKS, NO_CHUNKS = "loss_chunks", "none"
 BUCKET, REDUCE, ALL_REDUCE = "bucket", "reduce", "all_reduce"
+PIECES = "tp_pieces"
 ATTENTION_BY, KERNELS, PREFETCH = "attention", "kernels", "prefetch"
 PRECISION = "precision"
 DEGREES = (REPLICATE, SHARD, TENSOR, CONTEXT, EXPERT, PIPELINE)
@@ -65,6 +68,7 @@ _MEANS: Mapping[str, str] = MappingProxyType(
         "zero": " (dp_shard splits nothing, optimizer state, and gradients, and parameters)",
         REDUCE: " (the dtype of gradients that FSDP2 reduces)",
         ALL_REDUCE: " (by which replicas add up gradients)",
+        PIECES: " (of rows, that a tensor-parallel collective runs in beside its products)",
         PREFETCH: " (units ahead that FSDP2 gathers parameters)",
         PRECISION: " (by which linear layers run in 8 bits, as far as they gain)",
         "offload": " (what is in host memory between steps)",
@@ -108,6 +112,8 @@ class Pins:
     """Of the rows of the last product and its loss; 0: none, logits are whole."""
     bucket: int | None = None
     """Bytes of gradients that replicas add up at once."""
+    tp_pieces: int | None = None
+    """Of rows, that tensor-parallel collectives run in beside products."""
     reduce: str | None = None
     """Dtype of gradients that FSDP2 reduces."""
     all_reduce: str | None = None
@@ -144,7 +150,9 @@ def _text(name: str, value: Any) -> str:
 
 
 NAMES = tuple(one.name for one in fields(Pins))
-OF_PROGRAMS = (CHUNKS, BUCKET, REDUCE, ALL_REDUCE, ATTENTION_BY, KERNELS, PREFETCH, PRECISION)
+OF_PROGRAMS = (
+    CHUNKS, BUCKET, PIECES, REDUCE, ALL_REDUCE, ATTENTION_BY, KERNELS, PREFETCH, PRECISION,
+)  # fmt: skip
 """What a program does on top of its layout."""
 _NOT_OF_LAYOUTS = ("microbatches", RING_RANKS, *OF_PROGRAMS)
 """What follows from the rest of a layout."""
@@ -155,6 +163,7 @@ WORDS: Mapping[str, Sequence[str]] = MappingProxyType(
         "offload": OFFLOAD,
         "sequence_parallel": _SWITCH[::-1],
         "uneven": _SWITCH[::-1],
+        PIECES: tuple(map(str, COUNTS)),
         REDUCE: ("float32", "bfloat16", "float16"),
         ALL_REDUCE: ALL_REDUCES,
         PREFETCH: tuple(map(str, PREFETCHES)),
@@ -251,7 +260,7 @@ def _of_words(name: str, text: str) -> Any:
         return text == _SWITCH[True]
     if name == "recompute":
         return Recompute.parse(text)
-    return int(text) if name in ("zero", PREFETCH) else text
+    return int(text) if name in ("zero", PIECES, PREFETCH) else text
 
 
 def divisors(number: int) -> list[int]:

@@ -49,12 +49,15 @@ class Spread:
     shared:     tensor key -> sharding of the copy that several readers share (``"tp:S1"``).
     parameters: parameter key -> how it is stored on the model axes (``"tp:S0"``; ``D``: whole on
                 every rank, its gradient a partial sum that is reduced once a step).
+    pieces:     tensor key -> of rows, that its collective and the products beside it run in
+                (`autopar.lowering.pieces`); what is not named runs in one.
     """
 
     mesh: Mesh
     ops: Mapping[str, str] = field(default_factory=dict)
     shared: Mapping[str, str] = field(default_factory=dict)
     parameters: Mapping[str, str] = field(default_factory=dict)
+    pieces: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,6 +277,11 @@ class Plan:
         mesh = self.spreads[0].mesh
         return Mesh(("pp", *mesh.axes), (len(self.groups), *mesh.sizes)).trimmed()
 
+    @property
+    def pieces(self) -> dict[str, int]:
+        """In how many collectives run beside products, by tensor key, of all spreads."""
+        return {name: n for spread in self.spreads for name, n in spread.pieces.items()}
+
     def each(self, choice: str) -> str:
         """``zero``, ``recompute`` or ``offload`` of the stages: one value where all agree."""
         values = [str(getattr(stage, choice)) for stage in self.stages]
@@ -300,6 +308,9 @@ def as_data(plan: Plan) -> dict[str, Any]:
     for rare in _RARE:
         if getattr(plan, rare) is None:
             del data[rare]
+    for record, spread in _pairs(data, plan, "spreads"):
+        if not spread.pieces:
+            del record["pieces"]
     for record, own in (*_pairs(data, plan, "stages"), *_pairs(data, plan, "runners_up")):
         record["recompute"] = None if own.recompute is None else str(own.recompute)
         if own.offload == OFFLOAD[0]:

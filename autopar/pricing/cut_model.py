@@ -52,7 +52,9 @@ class CutModel:
             return self
         if view not in self._views:
             known = self.prices
-            prices = Prices(view, known.mesh, known.precision, known.fusion, known.trainer)
+            prices = Prices(
+                view, known.mesh, known.precision, known.fusion, known.trainer, known.pieces
+            )
             self._views[view] = CutModel(self.cuts, None, prices, self.framework)
         return self._views[view]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from autopar.cost_models.compute import added_time_s, beside_product_s, op_rate, op_time_s
 from autopar.lowering.issued import internal_collectives
@@ -42,6 +43,8 @@ class Prices:
     precision: str
     fusion: Fusion = ALONE
     trainer: Trainer | None = None
+    pieces: tuple[int, ...] = (1,)
+    """Of rows, that a collective and the products beside it may run in: `pricing.tp_pieces`."""
     works: dict[tuple[object, ...], Work] = field(default_factory=dict)
     """By op, gradients through it, local extents, and how many ways each of its implementations
     splits it: these do other work on equal pieces. Prices of one graph on other meshes share it.
@@ -49,6 +52,8 @@ class Prices:
     Not by ``fusion``: all share one, since a `Solver` lives for one search."""
     figures: dict[Hashable, Figures] = field(default_factory=dict)
     """Of parts of the graph as a trainer runs them; layouts of equal model axes share them."""
+    in_pieces: dict[Hashable, Any] = field(default_factory=dict)
+    """What `pricing.tp_pieces` has priced."""
     _ops: dict[tuple[object, ...], int] = field(default_factory=dict)
     _moves: dict[Collective, int] = field(default_factory=dict)
 

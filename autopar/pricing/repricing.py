@@ -7,10 +7,12 @@ prints. A searcher's claimed cost must equal this number, to the picosecond.
 from __future__ import annotations
 
 from autopar.lowering.lowered import Lowered, stored
+from autopar.lowering.pieces import Layers
 from autopar.nouns.axes import MICROBATCH
 from autopar.nouns.plan import key
 from autopar.pricing.prices import Prices
 from autopar.pricing.state_prices import StatePrices
+from autopar.pricing.tp_pieces import saved_on_the_way
 
 
 def objective(lowered: Lowered, prices: Prices, state: StatePrices) -> int:
@@ -25,12 +27,18 @@ def _activations(lowered: Lowered, prices: Prices) -> int:
     tensors = lowered.graph.tensors
     bodies = {name: _activations(body, prices) for name, body in lowered.blocks.items()}
     fusion, scope = prices.fusion, lowered.block
+    layers = Layers.of((op.op for op in lowered.ops), (o.name for o in lowered.outputs), tensors)
     for name, value in lowered.tensors.items():
         handed = key(scope, name) in fusion.handed
+        at = value.produced, value.shared
+        total -= saved_on_the_way(prices, lowered, layers, name, value.steps, at)
         total += sum(prices.steps(value.steps, value.tensor, value.tensor.differentiable, handed))
     for op in lowered.ops:
         for i, operand in enumerate(op.operands):
             tensor, grad = tensors[operand.name], operand.differentiable
+            if len(layers.readers[operand.name]) == 1 and operand.name not in layers.returned:
+                at = lowered.tensors[operand.name].shared, operand.wanted
+                total -= saved_on_the_way(prices, lowered, layers, operand.name, operand.steps, at)
             total += sum(prices.steps(operand.steps, tensor, grad, fusion.takes(scope, op.op, i)))
         own = bodies[op.op.attrs["block"]] if op.bound is None else prices.op(op, tensors, scope)
         total += own

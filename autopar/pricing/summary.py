@@ -22,6 +22,7 @@ from autopar.nouns.graph import DTYPE_BYTES
 from autopar.nouns.plan import key
 from autopar.nouns.recompute import Recompute
 from autopar.pricing.prices import PICOSECONDS, Prices
+from autopar.pricing.tp_pieces import InPieces
 from autopar.pricing.units.activations import (
     Life,
     activation_lives,
@@ -147,7 +148,8 @@ def _sum(one: Mapping[K, int], more: Mapping[K, int], times: int) -> dict[K, int
 
 def _unit(lowered: Lowered, prices: Prices) -> Unit:
     forward, backward, weights, light, rings = _computed(lowered, prices)
-    moved, met = _moved(lowered, prices)
+    pieces = InPieces.of(lowered, prices)
+    moved, met = _moved(lowered, prices, pieces)
     trained, frozen, deferred, cutting = _parameters(lowered)
     added = prices.added(sum(n * DTYPE_BYTES[kind.dtype] for kind, n in trained.items()))
     return Unit(
@@ -155,7 +157,7 @@ def _unit(lowered: Lowered, prices: Prices) -> Unit:
         (backward + added) / PICOSECONDS,
         moved[0] / PICOSECONDS,
         moved[1] / PICOSECONDS,
-        _moved_again(lowered, prices) / PICOSECONDS,
+        _moved_again(lowered, prices, pieces) / PICOSECONDS,
         met,
         trained,
         frozen,
@@ -168,11 +170,13 @@ def _unit(lowered: Lowered, prices: Prices) -> Unit:
     )
 
 
-def _moved_again(lowered: Lowered, prices: Prices) -> int:
+def _moved_again(lowered: Lowered, prices: Prices, pieces: InPieces) -> int:
     """Picoseconds of collectives of a forward that runs again; what passes around a ring as far as
     its compute leaves it bare."""
-    again = (p for p in rerun_collectives(lowered) if p.collective.kind != SHIFT)
-    moved = sum(p.count * prices.collective(p.collective) for p in again)
+    again = [p for p in rerun_collectives(lowered) if p.collective.kind != SHIFT]
+    beside = {key(lowered.block, n): p.forward_ps for n, p in pieces.by_name.items()}
+    moved = sum(p.count * prices.collective(p.collective) for p in again if p.key not in beside)
+    moved += sum(beside[where] for where in {p.key for p in again} & beside.keys())
     rings = (op for op in lowered.ops if is_ring(op, lowered.mesh))
     return moved + sum(prices.inside(op, lowered.graph.tensors, lowered.block)[0] for op in rings)
 
@@ -195,7 +199,9 @@ def _computed(lowered: Lowered, prices: Prices) -> tuple[int, int, int, int, int
     return forward, backward, weights, light, rings
 
 
-def _moved(lowered: Lowered, prices: Prices) -> tuple[tuple[int, int], tuple[int, int]]:
+def _moved(
+    lowered: Lowered, prices: Prices, pieces: InPieces
+) -> tuple[tuple[int, int], tuple[int, int]]:
     """Picoseconds of collectives over model axes, and how many there are, both ways."""
     tensors, fusion, scope = lowered.graph.tensors, prices.fusion, lowered.block
     steps = [
@@ -211,7 +217,8 @@ def _moved(lowered: Lowered, prices: Prices) -> tuple[tuple[int, int], tuple[int
     steps += [(o.steps, tensors[o.name], o.differentiable, False) for o in lowered.outputs]
     forward = backward = met_forward = met_backward = 0
     for some, tensor, grad, handed in steps:
-        ahead, back = prices.steps(some, tensor, grad, handed)
+        usual = prices.steps(some, tensor, grad, handed)
+        ahead, back = pieces.moved(tensor.name, some, usual)
         forward, backward = forward + ahead, backward + back
         met_forward += ahead > 0
         met_backward += back > 0

@@ -13,6 +13,7 @@ from rich.text import Text
 from autopar.nouns.buckets import bucket_text
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.kernels import kernels_text
+from autopar.nouns.pieces import pieces_text
 from autopar.nouns.plan import Plan
 from autopar.nouns.recipes import recipes_text
 from autopar.nouns.reduction import LIBRARY
@@ -53,6 +54,7 @@ def decisions(
             "offload": plan.each("offload"),
             "loss chunks": "none" if plan.loss_chunks is None else str(plan.loss_chunks),
             "buckets": "usual" if plan.bucket_bytes is None else bucket_text(plan.bucket_bytes),
+            "tp pieces": pieces_text(plan.pieces) if plan.pieces else "none",
             "reduction": plan.reduce_dtype or "as stored",
             "all-reduce": plan.all_reduce or LIBRARY,
             "prefetch": "usual" if plan.prefetch is None else str(plan.prefetch),

@@ -15,6 +15,7 @@ from autopar.lowering.lowered import Lowered
 from autopar.nouns.axes import MICROBATCH
 from autopar.nouns.plan import Memory, key
 from autopar.pricing.prices import Prices
+from autopar.pricing.tp_pieces import InPieces
 from autopar.report.implementations import Running, objects, words
 from autopar.report.render import indented, table
 from autopar.report.revisit import Forbidden
@@ -25,19 +26,23 @@ from autopar.rules.resharding import Collective
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """One kind of collective at one place: ``count`` times a step, ``time_s`` for all of them."""
+    """One kind of collective at one place: ``count`` times a step, ``time_s`` for all of them.
+
+    ``beside``: in pieces beside products, of whose time it is what they do not hide.
+    """
 
     direction: str
     collective: Collective
     count: int
     time_s: float
+    beside: bool = False
 
     def __str__(self) -> str:
-        moved = self.collective
+        moved, beside = self.collective, " beside products" if self.beside else ""
         way = "fwd" if self.direction == "forward" else "bwd"
         times = f"{self.count} x " if self.count > 1 else ""
         what = f"{moved.kind}({moved.axis}) {size(moved.size_bytes)}"
-        return f"{way} {times}{what}, {duration(self.time_s)}"
+        return f"{way} {times}{what}{beside}, {duration(self.time_s)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +106,18 @@ def _compute_times(lowered: Lowered, prices: Prices) -> dict[str, int]:
 def explained(lowered: Lowered, prices: Prices) -> list[Explained]:
     """Every op of the model, blocks first, each block once for all of its calls."""
     moved: dict[str, list[Moved]] = defaultdict(list)
+    pieces = {
+        key(body.block, name): one
+        for body in (lowered, *lowered.blocks.values())
+        for name, one in InPieces.of(body, prices).by_name.items()
+    }
     for place, count in _merged(activation_collectives(lowered), _between(lowered)).items():
         where, direction, collective, largest = place
         time_s = prices.collective(largest or collective) * count / 1e12
-        moved[where].append(Moved(direction, collective, count, time_s))
+        if one := pieces.get(where):
+            added_ps = one.forward_ps if direction == "forward" else one.backward_ps
+            time_s = added_ps * count / one.pieces / 1e12
+        moved[where].append(Moved(direction, collective, count, time_s, bool(one)))
     return list(_ops(lowered, _compute_times(lowered, prices), moved, _calls(lowered)))
 
 

@@ -16,6 +16,7 @@ from autopar.nouns.buckets import BUCKET_BYTES
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.graph import Graph
 from autopar.nouns.mesh import Mesh
+from autopar.nouns.pieces import COUNTS
 from autopar.nouns.plan import Memory, Plan, Spread
 from autopar.nouns.prefetch import USUAL
 from autopar.nouns.reduction import LIBRARY, TWO_LEVEL
@@ -31,6 +32,7 @@ from autopar.pricing.state import StateSharding
 from autopar.pricing.state_prices import StatePrices
 from autopar.pricing.step_time import StepTime
 from autopar.pricing.summary import Summary, summarise
+from autopar.pricing.tp_pieces import ONE
 from autopar.report.opened import opened, refuse
 from autopar.report.units import duration
 from autopar.rules.cut import BatchCut
@@ -112,7 +114,9 @@ def revisit(plan: Plan, cluster: Cluster, graph: Graph, batch_dims: Mapping[str,
     spread = plan.spreads[stage.spread]
     mesh = Mesh((MICROBATCH, *spread.mesh.axes), (plan.microbatches, *spread.mesh.sizes)).trimmed()
     kernels = fusion(graph) if plan.style == "compiled" else ALONE
-    prices = Prices(cluster, mesh, plan.precision, kernels)
+    # What the search could choose among: with one piece alone it is as if none were.
+    counts = COUNTS if plan.pieces else ONE
+    prices = Prices(cluster, mesh, plan.precision, kernels, pieces=counts)
     sharding = StateSharding(
         stage.zero,
         spread.mesh,

@@ -16,6 +16,7 @@ from autopar.nouns.axes import PIPELINE, SHARD
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.kernels import kernels_text
 from autopar.nouns.offload import OFFLOAD
+from autopar.nouns.pieces import pieces_text
 from autopar.nouns.plan import Plan, RunnerUp
 from autopar.nouns.recipes import recipes_text
 from autopar.nouns.reduction import ranks_inside
@@ -53,6 +54,7 @@ def summary_object(
         "offload": plan.each("offload"),
         "loss_chunks": plan.loss_chunks,
         "bucket_bytes": plan.bucket_bytes,
+        "tp_pieces": plan.pieces,
         "reduce_dtype": plan.reduce_dtype,
         "all_reduce": plan.all_reduce,
         "prefetch": plan.prefetch,
@@ -129,6 +131,8 @@ def _decisions(plan: Plan, cluster: Cluster) -> RenderableType:
         rows.add_row("loss", loss_text(plan.loss_chunks))
     if plan.bucket_bytes is not None:
         rows.add_row("gradients", f"added up {size(plan.bucket_bytes)} at a time")
+    if plan.pieces:
+        rows.add_row("tensor parallel", pieces_text(plan.pieces))
     if plan.reduce_dtype is not None:
         rows.add_row("reduction", f"of gradients in {plan.reduce_dtype}")
     if inside := ranks_inside(plan.all_reduce):

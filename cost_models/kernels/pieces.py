@@ -24,6 +24,11 @@ def wave_product_s(
     device: Device, m: int, n: int, k: int, c: Constants, dtype: str = "bf16"
 ) -> float:
     """Seconds of a product that comes in whole waves of tiles."""
+    return product_s(device, m, n, k, c, dtype) / wave_share(device, m, n)
+
+
+def wave_share(device: Device, m: int, n: int) -> float:
+    """Of the rate of large products, what one of m x n results reaches in whole waves of tiles."""
     processors = processors_of(device)
     filled = 0.0
     for rows, columns, rate in TILES:
@@ -31,7 +36,7 @@ def wave_product_s(
         area = m * n / (rows * columns)  # of tiles that are used whole
         waves = math.ceil(tiles / processors)
         filled = max(filled, rate * area / (waves * processors))
-    return product_s(device, m, n, k, c, dtype) / filled
+    return filled
 
 
 def in_pieces_s(

@@ -46,6 +46,14 @@ from autopar.runtime.pytorch.loss_head import linear_cross_entropy
 from autopar.runtime.pytorch.norms import rms_norm, rotary
 from autopar.runtime.pytorch.own_functions import own_function
 from autopar.runtime.pytorch.parameters import Buffer, Parameter, local
+from autopar.runtime.pytorch.pieces import (
+    copied_linear,
+    copied_linears,
+    gathered_linear,
+    gathered_linears,
+    linear_reduced,
+    linear_scattered,
+)
 from autopar.runtime.pytorch.probe import probe
 from autopar.runtime.pytorch.recomputing import recompute
 from autopar.runtime.pytorch.ring_attention import ring_attention
@@ -59,9 +67,10 @@ FP32 = torch.float32
 __all__ = [
     "FP32", "BatchNorm", "Buffer", "Conv", "Embedding", "GroupNorm", "LayerNorm", "Linear",
     "Modules", "Parameter", "RMSNorm", "Settings", "Stage", "Value", "Weights", "all_reduce",
-    "all_to_all", "attention", "batch_norm", "carry", "copy_to", "cross_entropy", "ctc_loss",
-    "device", "dropout", "embedding", "experts", "gated_activation", "gather", "keep_first",
-    "linear_cross_entropy", "local", "own_function",
+    "all_to_all", "attention", "batch_norm", "carry", "copied_linear", "copied_linears", "copy_to",
+    "cross_entropy", "ctc_loss", "device", "dropout", "embedding", "experts", "gated_activation",
+    "gather", "gathered_linear", "gathered_linears", "keep_first", "linear_cross_entropy",
+    "linear_reduced", "linear_scattered", "local", "own_function",
     "pad", "probe", "recompute", "reduce_scatter", "repeat_heads", "ring_attention",
     "rms_norm", "rotary",
     "scaled_linear", "scatter_sum", "shard", "whole",

@@ -1,8 +1,8 @@
 """Collectives by mesh axis, on plain tensors, without gradients.
 
-These are functional collectives: they compile, and a dispatch mode sees them. The first four work
-on dim 0 and return a new tensor that is ready. A shift is begun and waited for in two calls, so
-that what stands between them can hide it.
+These are functional collectives: they compile, and a dispatch mode sees them. Most work on dim 0
+and return a new tensor that is ready. Those that are begun by one call and waited for by another
+can be hidden by what stands between them.
 """
 
 from __future__ import annotations
@@ -29,24 +29,39 @@ def index(axis: str) -> int:
 
 def all_reduce(x: Tensor, axis: str, op: str = "sum") -> Tensor:
     """``op`` is ``sum`` or ``max``; the shape stays."""
-    out = functional_collectives.all_reduce(x.contiguous(), op, _group(axis))
-    return _wait(out)
+    return _wait(begin_all_reduce(x, axis, op))
 
 
 def all_gather(x: Tensor, axis: str) -> Tensor:
     """[n, ...] on each of w ranks -> [w * n, ...]."""
-    return _wait(
-        functional_collectives.all_gather_into_tensor(x.contiguous(), size(axis), _group(axis))
-    )
+    return _wait(begin_all_gather(x, axis))
 
 
 def reduce_scatter(x: Tensor, axis: str) -> Tensor:
     """[w * n, ...] on each of w ranks -> [n, ...]."""
-    return _wait(
-        functional_collectives.reduce_scatter_tensor(
-            x.contiguous(), "sum", size(axis), _group(axis)
-        )
+    return _wait(begin_reduce_scatter(x, axis))
+
+
+def begin_all_reduce(x: Tensor, axis: str, op: str = "sum") -> Tensor:
+    """What `all_reduce` gives: to be read after `wait` alone, which each must be given."""
+    begun: Tensor = functional_collectives.all_reduce(x.contiguous(), op, _group(axis))
+    return begun
+
+
+def begin_all_gather(x: Tensor, axis: str) -> Tensor:
+    """What `all_gather` gives, likewise."""
+    begun: Tensor = functional_collectives.all_gather_into_tensor(
+        x.contiguous(), size(axis), _group(axis)
     )
+    return begun
+
+
+def begin_reduce_scatter(x: Tensor, axis: str) -> Tensor:
+    """What `reduce_scatter` gives, likewise."""
+    begun: Tensor = functional_collectives.reduce_scatter_tensor(
+        x.contiguous(), "sum", size(axis), _group(axis)
+    )
+    return begun
 
 
 def all_to_all(x: Tensor, axis: str) -> Tensor:
@@ -73,7 +88,7 @@ def begin_shift(x: Tensor, axis: str, by: int = 1) -> Tensor:
 
 
 def wait(x: Tensor) -> Tensor:
-    """What `begin_shift` returned, when it is there."""
+    """What one of the calls that begin returned, when it is there."""
     return _wait(x)
 
 

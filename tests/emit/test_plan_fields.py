@@ -36,7 +36,7 @@ class Layer(nn.Module):
 
 
 @autopar.parallelize(
-    batch=lambda: {"x": torch.randn(16, 16), "y": torch.arange(16)}, clip_norm=0.1
+    batch=lambda: {"x": torch.randn(256, 16), "y": torch.arange(256) % 16}, clip_norm=0.1
 )
 class Model(nn.Module):
     def __init__(self):
@@ -73,7 +73,7 @@ def planned(tmp_path_factory: pytest.TempPathFactory) -> PlanResult:
     model, cluster = where / "model.py", where / "cluster.yaml"
     model.write_text(MODEL)
     cluster.write_text(cluster_text(8))
-    fix = {"pp": "2", "dp_shard": "2", "tp": "2", "zero": "1", "microbatch": "2"}
+    fix = {"pp": "2", "dp_shard": "2", "tp": "2", "zero": "1", "microbatch": "32"}
     return plan(str(model), str(cluster), {**fix, "schedule": "1f1b"})
 
 
@@ -129,6 +129,9 @@ CHANGES: dict[str, Callable[[Plan], Plan]] = {
         of, spreads=(replace(of.spreads[0], shared={"Layer::x": "tp:S0"}),)
     ),
     "spread parameters": another("parameters"),
+    "spread pieces": lambda of: replace(
+        of, spreads=(replace(of.spreads[0], pieces={"Layer::down/linear": 2}),)
+    ),
 }
 
 

@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass, field
 
 from autopar.lowering.lowered import Lowered, LoweredOp, LoweredTensor, Operand
+from autopar.lowering.pieces import with_pieces
 from autopar.lowering.text import as_shared, runs
 from autopar.nouns.errors import UserError
 from autopar.nouns.graph import Graph, Op
@@ -33,6 +34,12 @@ def from_text(text: str) -> Lowered:
     """
     parsed = read(text, "lowered", notes=True)
     first = {line.text.split(" ")[0]: line for _, line in parsed.below[:2]}
+    pieces: dict[str, int] = {}
+    for _, line in parsed.below:
+        if line.text.startswith("pieces "):
+            cursor = Cursor(line, len("pieces "))
+            of = cursor.name("a value")
+            pieces[of] = cursor.number("how many")
     if "on" not in first:
         parsed.head.fail("'on' and a mesh in the line below", len(parsed.head.text))
     block = None
@@ -40,7 +47,7 @@ def from_text(text: str) -> Lowered:
         cursor = Cursor(first["in"], len("in "))
         block = cursor.name("a block")
         cursor.end()
-    return _lowered(parsed, _mesh(first["on"]), block)
+    return with_pieces(_lowered(parsed, _mesh(first["on"]), block), pieces)
 
 
 def _mesh(line: Line) -> Mesh:
@@ -115,7 +122,7 @@ class _Notes:
 
     def line(self, cursor: Cursor, place: int | None) -> None:
         verb = cursor.name("shares, reads or returns")
-        if verb in ("on", "in") and place is None:
+        if verb in ("on", "in", "pieces") and place is None:
             return
         if verb == "runs" and place is not None:
             self.runs.setdefault(place, []).append(cursor.line)

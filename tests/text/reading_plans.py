@@ -73,7 +73,8 @@ def _spread(cursor: Cursor) -> dict[str, Any]:
         key = inside.name("its key")
         if inside.done:
             inside.fail("a strategy as in tp:n, or a sharding as in tp:S0")
-        data[TABLES[word]][key] = _rest(inside)
+        choice = _rest(inside)
+        data[TABLES[word]][key] = int(choice) if word == "pieces" else choice
     return data
 
 

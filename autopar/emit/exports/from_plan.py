@@ -87,6 +87,11 @@ def aside_of(plan: Plan) -> Iterator[str]:
             f"precision={recipes_text(plan.recipes)} in 8 bits: the trainer computes in "
             f"{plan.precision}"
         )
+    if plan.pieces:
+        yield (
+            f"tp_pieces={max(plan.pieces.values())} of {len(plan.pieces)} collectives beside their "
+            "products: the trainer overlaps as it does by itself"
+        )
     if plan.prefetch is not None:
         yield f"prefetch={plan.prefetch}: the trainer gathers ahead in its own way"
     if plan.kernels:

@@ -24,6 +24,7 @@ from autopar.emit.pytorch.masks import as_bands, as_bounds
 from autopar.emit.pytorch.normalised import as_normalised
 from autopar.emit.pytorch.original import CapturedModel
 from autopar.emit.pytorch.parts import without_detours
+from autopar.emit.pytorch.pieces import in_pieces
 from autopar.emit.pytorch.precision import wide_values
 from autopar.emit.pytorch.scopes import scopes
 from autopar.emit.pytorch.stages import stage_classes
@@ -153,7 +154,7 @@ def _prepared(lowered: Lowered, probes: bool, sizes: Sizes) -> Lowered:
         return lowered
     for rewrite in (without_detours, fuse_biases, as_bands, as_bounds):
         lowered = rewrite(lowered)
-    return as_normalised(shorter_views(lowered, sizes))
+    return in_pieces(as_normalised(shorter_views(lowered, sizes)))
 
 
 def _wide(

@@ -15,6 +15,7 @@ from autopar.emit.names import identifier, preferred
 from autopar.emit.pytorch.bias import FUSED
 from autopar.emit.pytorch.expressions import expression
 from autopar.emit.pytorch.loops import MANY, Loop, find_loops, single
+from autopar.emit.pytorch.pieces import IN_PIECES
 from autopar.emit.pytorch.reading import count_uses, interface
 from autopar.emit.pytorch.rounds import print_calls
 from autopar.emit.pytorch.scopes import Scope
@@ -29,13 +30,13 @@ from autopar.rules.resharding import Step
 
 LIMIT = 2 * HEAVY + LIGHT
 LONGEST = 72  # columns of an expression that is written inside another one
-STATED = frozenset({"block", "split", *CROSS_ENTROPIES})  # never inside another one
+STATED = frozenset({"block", "split", IN_PIECES, *CROSS_ENTROPIES})  # never inside another one
 GIVEN = ("input", "parameter", "buffer")
 VIEWS = frozenset("reshape transpose expand view".split())
 FOLLOWING = frozenset("reshape transpose expand view rotary add mul repeat_heads cast".split())
 SHOWN = frozenset(
     "linear linear_t matmul einsum conv embedding attention reshape cat stack split view".split()
-)
+) | {IN_PIECES}
 
 
 Cut = tuple[str, tuple[Step, ...]]

@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autopar.emit.constants import differing, literal, number
+from autopar.emit.pytorch.pieces import IN_PIECES
 from autopar.emit.pytorch.site import HEAVY, LIGHT, EmitError, Layer, Printer, Site, dtype
 from autopar.emit.text import PRODUCT, UNARY, Expr, axes_text, axis_argument, call, tuple_text
+from autopar.lowering.lowered import Operand
 from autopar.nouns.recipes import Narrow
 from autopar.rules.implementations.kernels import ATTR
 from autopar.rules.implementations.table import CAUSAL_RING, RING, ZIGZAG_RING
@@ -36,13 +38,24 @@ def _layer(
 
     None where they are no one layer's, or moved or cast before they are computed with.
     """
+    operands = site.at.operands[len(site.at.operands) - sum(e is not None for e in held.values()) :]
+    return held_by(site, kind, held, operands, options)
+
+
+def held_by(
+    site: Site,
+    kind: str,
+    held: Mapping[str, Expr | None],
+    operands: Sequence[Operand],
+    options: Sequence[str] = (),
+) -> str | None:
+    """The layer that holds ``operands`` under the names of ``held``, as text; None as `_called`."""
     texts = {name: expr.text for name, expr in held.items() if expr is not None}
     names = {name: f"local(%.{name})" if "running" not in name else f"%.{name}" for name in texts}
     first = next(iter(texts), "")
     layer = texts[first].removeprefix("local(").removesuffix(f".{first})") if first else "self"
     if layer == "self" or texts != {n: t.replace("%", layer) for n, t in names.items()}:
         return None
-    operands = site.at.operands[len(site.at.operands) - len(texts) :]
     path = operands[0].name.rpartition(".")[0]
     if any(o.steps or o.name.rpartition(".")[0] != path for o in operands):
         return None
@@ -264,7 +277,26 @@ def _softmax(site: Site) -> Expr:
     return Expr(call(f"F.{site.kind}", arguments), weight=HEAVY)
 
 
+def _in_pieces(site: Site) -> Expr:
+    """``gathered_linears(x, (self.q, self.k), dim=1, axis="tp", pieces=4)``"""
+    attrs, held, names = site.attrs, [], site.attrs["held"]
+    place = 1
+    for biased in names:
+        parts = ("weight", "bias")[: 1 + biased]
+        own = slice(place, place + len(parts))
+        texts = dict(zip(parts, site.args[own], strict=True))
+        layer = held_by(site, "Linear", texts, site.at.operands[own])
+        apart = [expr.text for expr in texts.values()]
+        held.append(layer or (apart[0] if len(apart) == 1 else f"({', '.join(apart)})"))
+        place += len(parts)
+    dim = [] if attrs["dim"] is None else [f"dim={attrs['dim']}"]
+    layers = held[0] if len(held) == 1 else f"({', '.join(held)})"
+    given = [site.args[0].text, layers, *dim, f"axis={literal(attrs['axis'])}"]
+    return Expr(call(attrs["call"], [*given, f"pieces={attrs['pieces']}"]), weight=HEAVY)
+
+
 PRINTERS: Mapping[str, Printer] = {
+    IN_PIECES: _in_pieces,
     "linear": _linear,
     "linear_t": _linear,
     "matmul": _matmul,

@@ -47,6 +47,26 @@ _WORDS = (
         "labelled tokens of the whole batch: what a mean loss divides by",
     ),
     *MOVES,
+    Word(
+        r"\bgathered_linears?\(",
+        "gathered_linear(s)",
+        "pieces gathered beside products; backward reduce-scatters beside its own",
+    ),
+    Word(
+        r"\bcopied_linears?\(",
+        "copied_linear(s)",
+        "products; backward adds up gradients in pieces beside its own",
+    ),
+    Word(
+        r"\blinear_scattered\(",
+        "linear_scattered",
+        "pieces reduce-scattered beside products; backward gathers beside its own",
+    ),
+    Word(
+        r"\blinear_reduced\(",
+        "linear_reduced",
+        "pieces added up over ranks beside products; backward moves nothing",
+    ),
 )
 _UNEVEN = (
     "Some dims do not divide by their axis: shapes are those of the first ranks, the last ranks",

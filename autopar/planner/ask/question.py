@@ -9,6 +9,8 @@ from autopar.nouns.buckets import BUCKET_BYTES
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.graph import Graph
 from autopar.nouns.layout import LayoutError, Pins, divisors
+from autopar.nouns.mesh import Mesh
+from autopar.nouns.pieces import COUNTS
 from autopar.nouns.plan import RunnerUp, Spread, Stage
 from autopar.nouns.reduction import LIBRARY
 from autopar.pipeline.actions import Lists, to_text
@@ -16,9 +18,12 @@ from autopar.planner.ask.candidates import Candidate, Sharing, StateLayout
 from autopar.planner.ask.experts import common_experts
 from autopar.pricing.offload import obstacle as offload_obstacle
 from autopar.pricing.priced import Priced
+from autopar.pricing.prices import Prices
 from autopar.pricing.sends import Order
+from autopar.pricing.tp_pieces import ONE
 from autopar.rules.cut import Cuts
 from autopar.rules.fusion import ALONE, Fusion
+from autopar.rules.work import Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +63,22 @@ class Question:
     def all_reduce(self) -> str:
         """By which replicas add up gradients; empty: as is fastest."""
         return self.pins.all_reduce or ("" if self.framework == "torch" else LIBRARY)
+
+    @property
+    def pieces(self) -> tuple[int, ...]:
+        """In how many pieces tensor-parallel collectives may run beside products."""
+        if self.framework != "torch" or self.fusion is not ALONE or self.pins.precision:
+            return ONE  # products in 8 bits are one call
+        if self.pins.tp_pieces is not None:
+            return (self.pins.tp_pieces,)
+        levels = self.cluster.levels
+        inside = levels[-1].library == "gloo" and len(levels) == 1
+        return ONE if inside else COUNTS  # the cores that compute are those that copy
+
+    def prices(self, mesh: Mesh, works: dict[tuple[object, ...], Work] | None = None) -> Prices:
+        """Prices on ``mesh``, with its ``microbatch`` axis."""
+        asked = self.cluster, mesh, self.precision, self.fusion
+        return Prices(*asked, pieces=self.pieces, works={} if works is None else works)
 
     @property
     def offloads(self) -> bool:

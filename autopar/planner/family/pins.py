@@ -15,6 +15,7 @@ from autopar.nouns.layout import (
     DEGREES,
     KERNELS,
     OF_PROGRAMS,
+    PIECES,
     PRECISION,
     PREFETCH,
     REDUCE,
@@ -64,6 +65,11 @@ def read_pins(pairs: Mapping[str, str]) -> Pins:
             f"--fix {pins}: layouts of architecture figures have the buckets, dtypes and "
             f"all-reduces of their software; leave {BUCKET}, {REDUCE} and {ALL_REDUCE} out, or "
             "give `autopar plan` a model"
+        )
+    if pins.tp_pieces not in (None, 1):
+        raise LayoutError(
+            f"--fix {PIECES}={pins.tp_pieces}: layouts of architecture figures overlap as their "
+            "software does; leave it out, or give `autopar plan` a model"
         )
     if pins.loss_chunks:
         raise LayoutError(

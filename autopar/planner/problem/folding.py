@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from autopar.lowering.lowered import BATCH_AXES
+from autopar.lowering.pieces import Layers
 from autopar.lowering.spread import entering_on
 from autopar.nouns.axes import MICROBATCH
 from autopar.nouns.graph import DTYPE_BYTES, Graph, Op, Tensor
@@ -30,9 +31,11 @@ from autopar.planner.problem.legal import Legal
 from autopar.planner.problem.move_prices import MovePrices
 from autopar.planner.problem.nodes import OWNED, Folded, Node
 from autopar.planner.problem.op_tables import Forms, OpTable, op_table
+from autopar.planner.problem.piece_prices import Neighbours
 from autopar.planner.problem.posed import Posed, Stored
 from autopar.pricing.prices import Prices
 from autopar.pricing.state_prices import StatePrices
+from autopar.pricing.tp_pieces import ONE
 from autopar.rules.cut import BatchCut
 from autopar.rules.strategies import Strategy, flows
 
@@ -109,6 +112,7 @@ class _Folding:
         self.fixed: dict[tuple[Scope, str], int] = {}
         self.tables: dict[tuple[Scope, str], OpTable] = {}
         self.stored: list[Stored] = []
+        self.layers: dict[Scope, Layers] = {}
 
     def run(self) -> None:
         for op in self.graph.ops:
@@ -183,7 +187,8 @@ class _Folding:
             else:
                 source, wants = self.source[scope, name], table.wants[position]
                 taken = self.fusion.takes(scope, op, position)
-                self.ledger.edge(source, index, tensor, wants, calls, into[position], taken)
+                layers = None if name in many else self._neighbours(scope, graph, name)
+                self.ledger.edge(source, index, tensor, wants, calls, into[position], taken, layers)
         return index
 
     def _table(self, scope: Scope, graph: Graph, op: Op) -> OpTable:
@@ -202,6 +207,21 @@ class _Folding:
             )
             self.tables[scope, op.name] = table
         return table
+
+    def _neighbours(self, scope: Scope, graph: Graph, name: str) -> Neighbours | None:
+        """The layers beside which a tensor may be moved in pieces, on its way from where it is made
+        to its one reader, or to the copy that several share."""
+        if self.ledger.moves.prices.pieces == ONE or not graph.tensors[name].differentiable:
+            return None
+        if scope not in self.layers:
+            self.layers[scope] = Layers.of(graph.ops, graph.outputs, graph.tensors)
+        known, bind = self.layers[scope], self.legal.bindings.of
+        maker = known.making(name)
+        before, behind = (
+            tuple((op, bind(scope, op, graph)) for op in ops)
+            for ops in (known.reading(name), () if maker is None else (maker,))
+        )
+        return Neighbours(scope, graph.tensors, before, behind) if before or behind else None
 
     def _updated(self, name: str, readers: Readers) -> bool:
         """A buffer that its one reader writes (running statistics)."""
@@ -370,9 +390,8 @@ class _Folding:
             wants = self.ledger.nodes[shared].results[name]
             tensor = graph.tensors[name]
             handed = key(scope, name) in self.fusion.handed
-            self.ledger.edge(
-                (index, name), shared, tensor, wants, calls, tensor.differentiable, handed
-            )
+            layers, grad = self._neighbours(scope, graph, name), tensor.differentiable
+            self.ledger.edge((index, name), shared, tensor, wants, calls, grad, handed, layers)
         else:
             self.source[scope, name] = (index, name)
 

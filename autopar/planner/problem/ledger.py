@@ -15,6 +15,7 @@ from autopar.nouns.problem import FORBIDDEN, Problem
 from autopar.planner.problem.codes import Ints
 from autopar.planner.problem.move_prices import MovePrices
 from autopar.planner.problem.nodes import Node
+from autopar.planner.problem.piece_prices import Neighbours
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +81,17 @@ class Ledger:
         times: int,
         grad: bool,
         handed: bool = False,
+        layers: Neighbours | None = None,
     ) -> None:
-        """Adds the resharding from what node ``source`` gives to what node ``b`` wants."""
+        """Adds the resharding from what node ``source`` gives to what node ``b`` wants.
+
+        ``layers``: beside which it may be in pieces. They follow from the two nodes.
+        """
         shape, dtype = tensor.shape, tensor.dtype
         way = _Way(source, b, shape, dtype, grad, handed, wants.tobytes())
         if way not in self._moved:
             gives = self.nodes[source[0]].results[source[1]]
-            self._moved[way] = self.moves.between(tensor, gives, wants, grad, handed)
+            self._moved[way] = self.moves.between(tensor, gives, wants, grad, handed, layers)
         self._times[way] += times
 
     def problem(self) -> Problem:

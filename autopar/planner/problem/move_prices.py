@@ -22,6 +22,7 @@ from autopar.planner.problem.codes import (
     Ints,
     digit,
 )
+from autopar.planner.problem.piece_prices import Neighbours, saved_by_pieces
 from autopar.pricing.prices import Prices
 from autopar.rules.paths import Paths, Terrain, paths
 from autopar.rules.reshard import reshard
@@ -44,9 +45,16 @@ class MovePrices:
     _steps: dict[tuple[object, ...], Ints] = field(default_factory=dict)
 
     def between(
-        self, tensor: Tensor, sources: Ints, targets: Ints, grad: bool, handed: bool = False
+        self,
+        tensor: Tensor,
+        sources: Ints,
+        targets: Ints,
+        grad: bool,
+        handed: bool = False,
+        layers: Neighbours | None = None,
     ) -> Ints:
-        """The price of every pair, shape (sources, targets); ``handed``: see `Prices.move`."""
+        """The price of every pair, shape (sources, targets); ``handed``: see `Prices.move`.
+        ``layers``: beside which it may be moved in pieces."""
         rows, row_of = self.codes.distinct(sources)
         columns, column_of = self.codes.distinct(targets)
         if self._few(rows, columns):
@@ -57,6 +65,8 @@ class MovePrices:
             if known is None:
                 known = self._tables[place] = self._all_at_once(tensor, rows, columns, grad, handed)
             small = known
+        if layers is not None:
+            small = small - saved_by_pieces(self.codes, self.prices, tensor, rows, columns, layers)
         return small[row_of[:, None], column_of[None, :]]
 
     def _few(self, rows: Ints, columns: Ints) -> bool:

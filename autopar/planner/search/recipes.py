@@ -120,7 +120,7 @@ def taken_recipes(question: Question, decided: Decided) -> dict[str, str] | None
 def _nothing(question: Question, decided: Decided) -> str:
     """The layer that comes nearest."""
     lowered = unsettled_of(question, decided)
-    prices = Prices(question.cluster, lowered.mesh, question.precision, question.fusion)
+    prices = question.prices(lowered.mesh)
     choices = [
         (name, _choice(op, part, prices))
         for part in (*lowered.blocks.values(), lowered)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from autopar.lowering.lowered import Lowered
+from autopar.lowering.pieces import every_site, with_pieces
 from autopar.lowering.spread import lower
 from autopar.nouns.axes import MICROBATCH
 from autopar.nouns.mesh import Mesh
@@ -21,10 +22,11 @@ from autopar.planner.problem.posed import Posed, least_used
 from autopar.planner.problem.solving import Solver
 from autopar.pricing.cut_model import CutModel
 from autopar.pricing.cuts import Cuts
-from autopar.pricing.prices import PICOSECONDS, Prices
+from autopar.pricing.prices import PICOSECONDS
 from autopar.pricing.state import StateSharding
 from autopar.pricing.state_prices import StatePrices
 from autopar.pricing.summary import Summary, summarise
+from autopar.pricing.tp_pieces import chosen
 from autopar.rules.strategies import DEFER, NOTHING, PASS_PARTIAL, Strategy
 
 
@@ -115,6 +117,8 @@ def solve(
     binder = solver.bindings.of
     lowered = lower(question.graph, spread, candidate.microbatches, cut, binder=binder)
     lowered = posed.prices.settled(lowered)
+    spread = replace(spread, pieces=chosen(posed.prices, every_site(lowered)))
+    lowered = with_pieces(lowered, spread.pieces)
     summary = summarise(lowered, posed.prices, question.framework)
     model = CutModel(Cuts.of(lowered), summary, posed.prices, question.framework)
     return Solved(candidate, posed, folded, solution, spread, model)
@@ -142,7 +146,7 @@ def _posed(question: Question, candidate: Candidate, solver: Solver, must_split:
         question.graph,
         full,
         question.cuts.of(candidate.model),
-        Prices(question.cluster, full, question.precision, question.fusion, works=works),
+        question.prices(full, works),
         solver.bindings,
         must_split,
         not question.uneven,
@@ -156,8 +160,7 @@ def _posed(question: Question, candidate: Candidate, solver: Solver, must_split:
 def lowered_of(question: Question, decided: Decided) -> Lowered:
     """What follows from the decisions."""
     lowered = unsettled_of(question, decided)
-    prices = Prices(question.cluster, lowered.mesh, question.precision, question.fusion)
-    return prices.settled(lowered)
+    return question.prices(lowered.mesh).settled(lowered)
 
 
 def unsettled_of(question: Question, decided: Decided) -> Lowered:

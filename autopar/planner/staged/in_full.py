@@ -11,13 +11,12 @@ from autopar.pricing.cuts import Cuts
 from autopar.pricing.pipeline import PipelinePrices
 from autopar.pricing.planned import choices_of
 from autopar.pricing.priced import price, priced
-from autopar.pricing.prices import Prices
 
 
 def model_of(question: Question, decided: Decided) -> CutModel:
     """What is decided, lowered on its own mesh, with its prices there."""
     lowered = lowered_of(question, decided)
-    prices = Prices(question.cluster, lowered.mesh, question.precision, question.fusion)
+    prices = question.prices(lowered.mesh)
     return CutModel(Cuts.of(lowered), None, prices, question.framework)
 
 
