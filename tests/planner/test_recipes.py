@@ -83,15 +83,6 @@ odd = made(20, 16, "bfloat16")
 single = made(128, 16, "float32")
 double = made(128, 16, "float64")
 """
-JAX = """
-import jax.numpy as jnp
-import autopar
-
-made = autopar.Workload(
-    model=lambda x, params: jnp.mean((x @ params["w"]) ** 2), framework="jax",
-    params=lambda: {"w": jnp.zeros((32, 32))}, batch=lambda: {"x": jnp.zeros((16, 32))},
-)
-"""
 CLUSTERS = Path(__file__).parents[2] / "examples" / "clusters"
 UP, DOWN, THIN = (f"Layer::{name}/linear" for name in ("up", "down", "thin"))
 
