@@ -155,7 +155,8 @@ def _first_alike(plans: Mapping[str, Path]) -> dict[str, str]:
     same = {}
     for layout, folder in plans.items():
         plan = read_plan(folder)
-        kernels = (plan.loss_chunks, plan.bucket_bytes, plan.reduce_dtype, plan.all_reduce)
+        sums = (plan.bucket_bytes, plan.reduce_dtype, plan.all_reduce)
+        kernels = (plan.loss_chunks, plan.recipes, sums)
         decided = repr((plan.spreads, plan.stages, plan.microbatches, plan.schedule, kernels))
         same[layout] = first.setdefault(decided, layout)
     return same

@@ -21,6 +21,7 @@ from autopar.nouns.cluster import Cluster
 from autopar.nouns.errors import UserError
 from autopar.nouns.graph import Graph
 from autopar.nouns.kernels import kernel_of
+from autopar.nouns.kinds import OF_ROWS
 from autopar.nouns.layout import WORDS
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.offload import OFFLOAD
@@ -28,6 +29,7 @@ from autopar.nouns.optimizer import OPTIMIZERS, is_own
 from autopar.nouns.pieces import COUNTS
 from autopar.nouns.plan import FORMAT, Plan, key
 from autopar.nouns.prefetch import PREFETCHES
+from autopar.nouns.recipes import Narrow
 from autopar.nouns.recompute import Recompute, policies
 from autopar.nouns.reduction import ranks_inside, two_level_of
 from autopar.nouns.style import STYLES
@@ -86,6 +88,11 @@ def check_values(plan: Plan) -> None:
         raise _bad("bucket_bytes", plan.bucket_bytes, "a multiple of 1048576, or null")
     if plan.all_reduce is not None and ranks_inside(plan.all_reduce) is None:
         raise _bad("all_reduce", plan.all_reduce, f"{two_level_of(2)} or more, or null")
+    for name, text in (plan.recipes or {}).items():
+        try:
+            Narrow.parse(text)
+        except ValueError as error:
+            raise _bad(f"recipes[{name!r}]", text, f"a recipe: {error}") from None
     if plan.prefetch is not None:
         _one_of("prefetch", plan.prefetch, PREFETCHES)
     for where, text in plan.kernels.items():
@@ -136,6 +143,9 @@ def check_names(plan: Plan, graph: Graph) -> None:
     graphs = [(None, graph), *((name, block.body) for name, block in graph.blocks.items())]
     ops = {key(scope, op.name) for scope, part in graphs for op in part.ops}
     tensors = {key(scope, name) for scope, part in graphs for name in part.tensors}
+    if plan.loss_chunks is not None:  # views of logits are then views of rows
+        ops, tensors = (names | {f"{n}{OF_ROWS}" for n in names} for names in (ops, tensors))
+    _known("recipes", plan.recipes or (), ops)
     for i, spread in enumerate(plan.spreads):
         tables = (("ops", ops), ("shared", tensors), ("parameters", tensors), ("pieces", tensors))
         for table, names in tables:

@@ -16,6 +16,7 @@ from autopar.nouns.graph import DTYPE_BYTES, Tensor
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import key
 from autopar.nouns.recompute import FULL, KEEP_ALL, Recompute
+from autopar.rules.narrow import RECIPE, joins, running
 from autopar.rules.resharding import SHIFT, Collective, Step, collectives
 from autopar.rules.work import busiest, extents, factor_names, kept_share
 
@@ -122,8 +123,13 @@ class Inside(NamedTuple):
 
 
 def internal_collectives(op: LoweredOp, mesh: Mesh) -> Iterator[Inside]:
-    """Those inside the op's own implementations under its strategy."""
+    """Those inside the op's own implementations under its strategy, and of scales."""
     assert op.bound is not None
+    if RECIPE in op.op.attrs:
+        wanted = op.operands[0].differentiable, op.operands[1].differentiable
+        layer = running(op.op, op.bound, op.strategy, mesh, wanted)
+        for direction, moved in joins(*layer) if layer else ():
+            yield Inside(direction, moved, 1, "float32")
     local = extents(op.bound, op.strategy, mesh)
     for each in op.bound.rule.implementations:
         axes = [a for a, c in op.strategy.choices if c == each.choice and mesh.size(a) > 1]

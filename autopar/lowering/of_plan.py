@@ -10,25 +10,33 @@ from autopar.lowering.spread import lower
 from autopar.nouns.axes import SEQUENCES
 from autopar.nouns.batch import BatchEntry
 from autopar.nouns.graph import Graph
-from autopar.nouns.plan import Plan
+from autopar.nouns.plan import Plan, key
+from autopar.nouns.recipes import ALIGNED
 from autopar.rules.cut import BatchCut, batch_cut
 from autopar.rules.kept_whole import keep_whole
 from autopar.rules.kernels import with_kernels, wrong_kernels
 from autopar.rules.loss_heads import in_chunks
+from autopar.rules.narrow import local_of, narrow_of, possible, with_recipes
 from autopar.rules.pieces import BatchMixed
 from autopar.rules.uneven_routes import with_imbalance
 
 
 def planned_graph(plan: Plan, captured: Graph) -> Graph:
     """The graph that the plan is of: in its precision, with what it keeps whole, how unevenly
-    routes go to experts, what its ops run by, and its loss in chunks.
+    routes go to experts, its layers in 8 bits, what its ops run by, and its loss in chunks.
 
-    Raises `LoweringError` for a kernel that the op that it is named for cannot run by.
+    Raises `LoweringError` for a recipe or kernel that the op that it is named for cannot run by.
     """
     graph = at_precision(keep_whole(captured, plan.replicated_ops), plan.precision)
     for where, may in wrong_kernels(graph, plan.kernels):
         raise LoweringError(f"kernels.{where} is {plan.kernels[where]!r}, and may be {may}")
     graph = with_kernels(with_imbalance(graph, plan.expert_imbalance), plan.kernels)
+    try:
+        graph = with_recipes(graph, plan.recipes)
+    except KeyError as error:
+        raise LoweringError(
+            f"recipes[{error}]: the model has no linear layer of that name that may run in 8 bits"
+        ) from None
     return in_chunks(graph, plan.loss_chunks)
 
 
@@ -39,7 +47,28 @@ def batch_dims(batch: Iterable[BatchEntry]) -> dict[str, int]:
 
 def lowered_plan(plan: Plan, graph: Graph, dims: dict[str, int]) -> Lowered:
     """What follows from ``plan`` for a `planned_graph`. Raises `LoweringError`."""
-    return lower(graph, plan.spreads[0], plan.microbatches, plan_cut(plan, graph, dims))
+    lowered = lower(graph, plan.spreads[0], plan.microbatches, plan_cut(plan, graph, dims))
+    check_recipes(lowered)
+    return lowered
+
+
+def check_recipes(lowered: Lowered) -> None:
+    """Raises `LoweringError` for a product that cannot be narrow on its pieces."""
+    for part in (lowered, *lowered.blocks.values()):
+        for op in part.ops:
+            narrow = narrow_of(op.op)
+            if narrow is None or op.bound is None:
+                continue
+            wanted = op.operands[0].differentiable, op.operands[1].differentiable
+            local = local_of(op.op, op.bound, op.strategy, part.mesh)
+            may = possible(local, narrow, op.strategy, wanted)
+            if wrong := [product for product in narrow.products if product not in may]:
+                raise LoweringError(
+                    f"recipes[{key(part.block, op.op.name)!r}]={narrow}: {' and '.join(wrong)} "
+                    f"cannot be narrow on a rank, where the layer is {local} under {op.strategy}: "
+                    f"sizes are to be multiples of {max(ALIGNED, narrow.recipe.block)}, and what "
+                    "is rounded no partial sum"
+                )
 
 
 def plan_cut(plan: Plan, graph: Graph, dims: Mapping[str, int]) -> BatchCut:

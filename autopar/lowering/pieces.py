@@ -28,6 +28,7 @@ from autopar.nouns.graph import Op, Tensor
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.pieces import COUNTS
 from autopar.nouns.plan import key
+from autopar.rules.narrow import RECIPE
 from autopar.rules.notation import BoundRule
 from autopar.rules.resharding import Step
 
@@ -112,10 +113,11 @@ class Layers:
         return self.reading(name) if kind in BEFORE else (maker,) if maker else ()
 
     def _is_layer(self, op: Op) -> bool:
-        """``x, weight`` and maybe a bias, of a module of their own."""
+        """``x, weight`` and maybe a bias, of a module of their own, in the dtype of compute."""
         held, module = op.inputs[1:], _module(op)
         return (
             op.kind == "linear"
+            and RECIPE not in op.attrs
             and bool(module)
             and held[0] == f"{module}.weight"
             and all(self.tensors[n].role == "parameter" for n in held)

@@ -15,7 +15,8 @@ class Costly:
     """Results that are worth their memory.
 
     kinds:      of `autopar.nouns.kinds`, by which prices know the op.
-    torch:      ops of torch's dispatcher; none: PyTorch makes it again.
+    torch:      ops of torch's dispatcher, aten's where no other library is named; none: PyTorch
+                makes it again.
     primitives: of JAX.
     """
 
@@ -26,7 +27,7 @@ class Costly:
 
 BY_MATRIX = Costly(
     ("linear", "linear_t", "experts"),
-    ("mm", "addmm", "linear", "_grouped_mm"),
+    ("mm", "addmm", "linear", "_grouped_mm", "autopar::scaled_product"),
     ("dot_general", "ragged_dot"),
 )
 """JAX keeps all products, whatever their kind (a rule's cost is ``matmul``). PyTorch keeps a

@@ -21,6 +21,9 @@ CROSS_ENTROPIES = frozenset({"cross_entropy", "linear_cross_entropy"})
 WIDE_LOSSES = CROSS_ENTROPIES | {"ctc_loss"}
 """Kinds that compute in float32 at least, and whose results stay so in half precision."""
 
+OF_ROWS = "_of_rows"
+"""Behind the name of a view of logits, that of one of the rows that a loss in chunks takes."""
+
 DRAWS = frozenset({"dropout", "noise"})
 """Kinds that draw random numbers: made again, they would draw others. Attention may too, by its
 ``dropout_p``; its results are differentiable, and such are never made again elsewhere."""

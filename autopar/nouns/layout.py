@@ -13,6 +13,7 @@
            | "all_reduce=" library or two-level     see `autopar.nouns.reduction`
            | "prefetch=" 0, 1 or 2                   see `autopar.nouns.prefetch`
            | ("attention=" | "kernels=") a kernel    see `autopar.rules.implementations.kernels`
+           | "precision=" a recipe                   see `autopar.nouns.recipes`
            | ("sequence_parallel" | "uneven") "=" on or off
 
 `Pins` are some of the choices, a `Layout` is all of them; the text of a layout is that of its pins.
@@ -47,6 +48,7 @@ from autopar.nouns.errors import UserError, did_you_mean
 from autopar.nouns.offload import OFFLOAD
 from autopar.nouns.pieces import COUNTS
 from autopar.nouns.prefetch import PREFETCHES
+from autopar.nouns.recipes import RECIPES
 from autopar.nouns.recompute import ATTENTION, KEEP_ALL, POLICIES, Recompute
 from autopar.nouns.reduction import ALL_REDUCES
 from autopar.nouns.zero import ZERO_LEVELS
@@ -56,6 +58,7 @@ CHUNKS, NO_CHUNKS = "loss_chunks", "none"
 BUCKET, REDUCE, ALL_REDUCE = "bucket", "reduce", "all_reduce"
 PIECES = "tp_pieces"
 ATTENTION_BY, KERNELS, PREFETCH = "attention", "kernels", "prefetch"
+PRECISION = "precision"
 DEGREES = (REPLICATE, SHARD, TENSOR, CONTEXT, EXPERT, PIPELINE)
 _DIGITS = 12
 """More of them are a slip of the finger; Python would take up to thousands."""
@@ -67,6 +70,7 @@ _MEANS: Mapping[str, str] = MappingProxyType(
         ALL_REDUCE: " (by which replicas add up gradients)",
         PIECES: " (of rows, that a tensor-parallel collective runs in beside its products)",
         PREFETCH: " (units ahead that FSDP2 gathers parameters)",
+        PRECISION: " (by which linear layers run in 8 bits, as far as they gain)",
         "offload": " (what is in host memory between steps)",
         CHUNKS: "none, or ",
         "microbatch": "the samples that one microbatch has on one data rank, ",
@@ -119,6 +123,8 @@ class Pins:
     """That of all else that has some."""
     prefetch: int | None = None
     """Units ahead that FSDP2 gathers parameters."""
+    precision: str | None = None
+    """The recipe by which linear layers may run in 8 bits."""
 
     def texts(self) -> dict[str, str]:
         """What is pinned, in the words of ``--fix``."""
@@ -144,7 +150,9 @@ def _text(name: str, value: Any) -> str:
 
 
 NAMES = tuple(one.name for one in fields(Pins))
-OF_PROGRAMS = (CHUNKS, BUCKET, PIECES, REDUCE, ALL_REDUCE, ATTENTION_BY, KERNELS, PREFETCH)
+OF_PROGRAMS = (
+    CHUNKS, BUCKET, PIECES, REDUCE, ALL_REDUCE, ATTENTION_BY, KERNELS, PREFETCH, PRECISION,
+)  # fmt: skip
 """What a program does on top of its layout."""
 _NOT_OF_LAYOUTS = ("microbatches", RING_RANKS, *OF_PROGRAMS)
 """What follows from the rest of a layout."""
@@ -159,6 +167,7 @@ WORDS: Mapping[str, Sequence[str]] = MappingProxyType(
         REDUCE: ("float32", "bfloat16", "float16"),
         ALL_REDUCE: ALL_REDUCES,
         PREFETCH: tuple(map(str, PREFETCHES)),
+        PRECISION: tuple(RECIPES),
     }
 )
 """The values of choices that are no counts; a schedule is known to whoever plays it."""

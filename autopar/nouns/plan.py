@@ -216,6 +216,8 @@ class Plan:
                   as it does by itself, or it gathers none.
     kernels:      op key -> what runs it (``attention by cudnn``, `autopar.rules.kernels`), of the
                   op that gives the result where a kernel runs several; others run as torch has it.
+    recipes:      by op key, how linear layers run in 8 bits (`autopar.nouns.recipes`), as
+                  ``fp8-row`` or ``fp8-row:output+input``; None: all have the plan's precision.
     """
 
     workload: str
@@ -242,6 +244,7 @@ class Plan:
     all_reduce: str | None = None
     prefetch: int | None = None
     kernels: Mapping[str, str] = field(default_factory=dict)
+    recipes: Mapping[str, str] | None = None
     format: int = FORMAT
 
     @property
@@ -291,13 +294,14 @@ class Plan:
 
 _RARE = (
     "expert_imbalance", "loss_chunks", "bucket_bytes", "reduce_dtype", "all_reduce", "prefetch",
+    "recipes",
 )  # fmt: skip
 
 
 def as_data(plan: Plan) -> dict[str, Any]:
     """The plan as plain values. What only plans that offload have is left out of others, and so is
-    what only those with uneven routes, a loss in chunks, other buckets or other sums, or kernels
-    have."""
+    what only those with uneven routes, a loss in chunks, other buckets or other sums, recipes or
+    kernels have."""
     data = dataclasses.asdict(plan)
     if not plan.kernels:
         del data["kernels"]

@@ -40,6 +40,7 @@ from autopar.planner.search.buckets import sums_of
 from autopar.planner.search.kernels import asked_kernels, kernels_run
 from autopar.planner.search.loss_chunks import asked_chunks, check_rows, searched_in_chunks
 from autopar.planner.search.prefetch import prefetched
+from autopar.planner.search.recipes import asked_recipe, taken_recipes
 from autopar.planner.search.reductions import check_reduce, reduce_dtype_of
 from autopar.planner.search.tp_pieces import check_asked, check_pieces, with_effect
 from autopar.planner.solve.solved import lowered_of
@@ -54,6 +55,7 @@ from autopar.rules.fusion import ALONE, fusion
 from autopar.rules.kept_whole import keep_whole
 from autopar.rules.kernels import only_kernels, with_kernels
 from autopar.rules.loss_heads import AS_MANY_AS_IT_TAKES, in_chunks
+from autopar.rules.narrow import only_recipes
 from autopar.rules.pieces import BatchMixed
 from autopar.rules.uneven_routes import check_imbalance, with_imbalance
 
@@ -187,10 +189,13 @@ def plan_captured(
         check_imbalance(graph, options.imbalance)
         graph = with_imbalance(graph, options.imbalance)
     pins, actions = read_pins(fix or {}, cluster.device_count)
+    graph = asked_recipe(
+        graph, pins.precision, workload.framework, style, workload.precision, cluster
+    )
     chunks = asked_chunks(
         graph, pins.loss_chunks, workload.framework, style, captured.samples, cluster
     )
-    check_asked(pins.tp_pieces, workload.framework, style)
+    check_asked(pins, workload.framework, style)
     graph = with_kernels(graph, asked_kernels(graph, pins, workload.framework, style, cluster))
     plain, graph = graph, in_chunks(graph, chunks)
     batch_dims = {e.name: e.batch_dim for e in captured.batch if e.batch_dim is not None}
@@ -238,10 +243,11 @@ def plan_captured(
         question = whole if chunks is None else replace(question, graph=in_chunks(plain, chunks))
     else:
         outcome = search_or_advise(question, progress)
-    lowered = lowered_of(question, outcome.best.decided)
-    kernels = kernels_run(question.graph, lowered, pins)
-    graph = only_kernels(question.graph, kernels)
-    question = replace(question, graph=graph, cluster=outcome.cluster)
+    question = replace(question, cluster=outcome.cluster)
+    recipes = taken_recipes(question, outcome.best.decided)
+    kernels = kernels_run(question.graph, lowered_of(question, outcome.best.decided), pins)
+    searched = replace(question, graph=only_kernels(question.graph, kernels))
+    question = replace(searched, graph=only_recipes(searched.graph, recipes))
     outcome, prefetch = prefetched(question, outcome)
     made = _plan(outcome, question, captured, workload, workload_ref, style, tuple(missing))
     sums = sums_of(question, outcome.best.decided)
@@ -254,6 +260,7 @@ def plan_captured(
         reduce_dtype=reduce_dtype_of(question, outcome.best.decided),
         prefetch=prefetch,
         kernels=kernels,
+        recipes=recipes,
     )
     against = tuple(f"No microbatches: {reason}." for reason in flow.obstacles)
     if obstacle is not None:
@@ -261,7 +268,7 @@ def plan_captured(
     if mixed:
         against += (f"No ZeRO: {mixed}.",)
     against += outcome.alarms
-    enough = None if outcome.best.decided.stages else fewer(question, outcome)
+    enough = None if outcome.best.decided.stages else fewer(searched, outcome)
     lowered = lowered_of(question, outcome.best.decided)
     check_pieces(question, lowered)
     made = with_effect(made, lowered)

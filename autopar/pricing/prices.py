@@ -12,15 +12,17 @@ from typing import Any
 
 from autopar.cost_models.compute import added_time_s, beside_product_s, op_rate, op_time_s
 from autopar.lowering.issued import internal_collectives
-from autopar.lowering.lowered import LoweredOp
+from autopar.lowering.lowered import Lowered, LoweredOp
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.graph import Tensor
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import key
+from autopar.pricing.narrow import added_of, again_s, settled, settled_op
 from autopar.pricing.software.figures import Figures
 from autopar.pricing.software.trainer import Trainer
 from autopar.pricing.units.moves import move_time_s
 from autopar.rules.fusion import ALONE, Fusion
+from autopar.rules.narrow import RECIPE
 from autopar.rules.resharding import SHIFT, Collective, Step, collectives
 from autopar.rules.strategies import flows
 from autopar.rules.work import Work, extents, op_work, split_ways
@@ -63,6 +65,10 @@ class Prices:
             price = self._moves[moved] = round(seconds * PICOSECONDS)
         return price
 
+    def collective_s(self, moved: Collective) -> float:
+        """Seconds of one collective."""
+        return self.collective(moved) / PICOSECONDS
+
     def steps(
         self, steps: tuple[Step, ...], tensor: Tensor, grad: bool, handed: bool = False
     ) -> tuple[int, int]:
@@ -89,11 +95,16 @@ class Prices:
         landing_s = op_time_s(self.cluster, 0.0, bytes_back, self.precision, "elementwise")
         return self.collective(moved) + round(landing_s * PICOSECONDS)
 
+    def settled(self, lowered: Lowered) -> Lowered:
+        """The graph with what of its open recipes gains."""
+        return settled(lowered, self.cluster.device, self.collective_s)
+
     def op(self, op: LoweredOp, tensors: Mapping[str, Tensor], scope: str | None) -> int:
         """Picoseconds of an op under its strategy, both ways, with its own collectives.
 
         ``scope``: the block whose body it lies in.
         """
+        op = settled_op(op, tensors, self.mesh, self.cluster.device, self.collective_s)
         return sum(self.compute(op, tensors, scope)) + sum(self.inside(op, tensors, scope))
 
     def inside(
@@ -131,7 +142,17 @@ class Prices:
             fused = self.fusion.moves.get(name)
             work = op_work(op.op, op.bound, op.strategy, self.mesh, tensors, fused)
             self.works[place] = work
-        return self._time(work, forward=True), self._time(work, forward=False)
+        ahead, back = self._time(work, forward=True), self._time(work, forward=False)
+        if RECIPE not in op.op.attrs:
+            return ahead, back
+        narrow = added_of(op, tensors, self.mesh, self.cluster.device)
+        added = (round(s * PICOSECONDS) for s in (narrow.forward_s, narrow.backward_s))
+        return ahead + next(added), back + next(added)
+
+    def scaled_again(self, op: LoweredOp, tensors: Mapping[str, Tensor]) -> int:
+        """Picoseconds of what a layer's forward in 8 bits does where it runs again and its product
+        is kept; none of others."""
+        return round(again_s(op, tensors, self.mesh, self.cluster.device) * PICOSECONDS)
 
     def added(self, gradient_bytes: int) -> int:
         """Picoseconds of adding gradients to those of the microbatches before."""

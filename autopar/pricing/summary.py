@@ -191,8 +191,7 @@ def _computed(lowered: Lowered, prices: Prices) -> tuple[int, int, int, int, int
             continue
         ahead, back = prices.compute(op, tensors, lowered.block)
         forward, backward = forward + ahead, backward + back
-        if not keeps_result(op):
-            light += ahead
+        light += prices.scaled_again(op, tensors) if keeps_result(op) else ahead
         if is_ring(op, lowered.mesh):
             rings += ahead
         if any(tensors[n].role == "parameter" and tensors[n].differentiable for n in op.op.inputs):

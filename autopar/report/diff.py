@@ -15,6 +15,7 @@ from autopar.nouns.cluster import Cluster
 from autopar.nouns.kernels import kernels_text
 from autopar.nouns.pieces import pieces_text
 from autopar.nouns.plan import Plan
+from autopar.nouns.recipes import recipes_text
 from autopar.nouns.reduction import LIBRARY
 from autopar.report.batches import Batches, batch_text, not_alike, sample_times_s, samples_of
 from autopar.report.parts import reasons, time_parts
@@ -60,6 +61,7 @@ def decisions(
             "kernels": kernels_text(plan.kernels) or "as torch has them",
             "execution": plan.style,
             "precision": plan.precision,
+            "8-bit layers": recipes_text(plan.recipes),
             "optimizer": plan.optimizer,
             "clip_norm": "none" if plan.clip_norm is None else f"{plan.clip_norm:g}",
         }

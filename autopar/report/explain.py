@@ -20,6 +20,7 @@ from autopar.report.implementations import Running, objects, words
 from autopar.report.render import indented, table
 from autopar.report.revisit import Forbidden
 from autopar.report.units import duration, percent, size
+from autopar.rules.narrow import RECIPE
 from autopar.rules.resharding import Collective
 
 
@@ -56,6 +57,13 @@ class Explained:
     compute_s: float
     moved: tuple[Moved, ...]
     implementations: Running = field(default_factory=dict)
+    recipe: str = ""
+    """By which products of a linear layer run in 8 bits."""
+
+    @property
+    def way(self) -> str:
+        """Strategy and recipe."""
+        return f"{self.strategy}, {self.recipe}" if self.recipe else self.strategy
 
     @property
     def communication_s(self) -> float:
@@ -192,7 +200,7 @@ def explain(
                 continue
             lines.add_row(
                 row.key.removeprefix(f"{block}::"),
-                row.strategy,
+                row.way,
                 duration(time_s),
                 percent(time_s / (ranks * step_time_s)) if step_time_s else "",
                 "\n".join(str(move) for move in row.moved),
@@ -244,6 +252,7 @@ def explain_object(
                 "source": row.source,
                 "rule": row.rule,
                 "strategy": row.strategy,
+                "recipe": row.recipe or None,
                 "implementations": objects(row.implementations),
                 "compute_s": row.compute_s,
                 "collectives": [
@@ -335,6 +344,7 @@ def _ops(
             compute_ps[name] * calls[lowered.block] / 1e12,
             tuple(move for place in places for move in moved.get(place, ())),
             op.implementations,
+            op.op.attrs.get(RECIPE, ""),
         )
 
 

@@ -12,6 +12,7 @@ from autopar.nouns.layout import divisors
 from autopar.nouns.plan import Plan, key
 from autopar.nouns.text.cluster import devices_text, ranks_text
 from autopar.planner.advice.fewer import Fewer
+from autopar.report.narrow import narrow_notes
 from autopar.report.units import count, duration, size
 from autopar.rules.work import PRODUCTS
 
@@ -29,8 +30,8 @@ def notes(
     obstacles: Sequence[str] = (),
     fewer: Fewer | None = None,
 ) -> list[str]:
-    """Sentences on what stays whole or is cut unevenly, on the batch, on parameters that are
-    trained in half precision, and on mixed devices.
+    """Sentences on what stays whole or is cut unevenly, on the batch, on layers in 8 bits, on
+    parameters that are trained in half precision, and on mixed devices.
 
     samples:   size of the global batch.
     obstacles: what stands against data ranks or microbatches; layouts that were left out.
@@ -40,6 +41,7 @@ def notes(
     for axis in lowered.mesh.model_axes:
         lines += [*_whole(lowered, axis), *_uneven(lowered, axis)]
     lines += [*_batch(plan.device_count, samples), *obstacles]
+    lines += narrow_notes(lowered, plan, cluster)
     return [*lines, *_narrow(lowered, plan), *_mixed(plan, cluster)]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from autopar.files import plan_folder
 from autopar.lowering.lowered import Lowered, LoweringError
-from autopar.lowering.of_plan import plan_cut
+from autopar.lowering.of_plan import check_recipes, plan_cut
 from autopar.lowering.spread import lower
 from autopar.lowering.stages import CutError
 from autopar.nouns.axes import MICROBATCH
@@ -131,6 +131,7 @@ def revisit(plan: Plan, cluster: Cluster, graph: Graph, batch_dims: Mapping[str,
         USUAL if plan.prefetch is None else plan.prefetch,
     )
     lowered = lower(graph, spread, plan.microbatches, cut)
+    check_recipes(lowered)
     summary = summarise(lowered, prices, plan.framework)
     _, time = _priced(plan, lowered, summary, prices, cluster)
     # The search of a pipeline takes the traffic of its data axes as hidden.

@@ -112,7 +112,7 @@ def phases(result: RunResult, predicted: Prediction) -> list[tuple[str, float, f
 
 def verify_summary(result: VerifyResult) -> list[RenderableType]:
     """Every error beside its tolerance, and whether the collectives are the priced ones."""
-    from autopar.runtime.verify.verified import TOLERANCE, rounding_of
+    from autopar.runtime.verify.verified import TOLERANCE
 
     own_column = f"in {result.precision}" if not result.own_is else "as it is"
     columns = ("largest relative error", "in float64", own_column, "at")
@@ -132,6 +132,8 @@ def verify_summary(result: VerifyResult) -> list[RenderableType]:
         *([Text(f"  as it is: {result.own_is}.")] if result.own_is else []),
         Text(f"  collectives issued: {moved[result.collectives_match]}"),
     ]
+    if result.narrow is not None:
+        parts += [Text(f"  8 bits: {line}.") for line in result.narrow.sentences(TOLERANCE)]
     parts += [Text(f"    {line}") for line in result.collective_differences]
     parts += [Text(f"    less the equal gradients of {p}: XLA adds up one") for p in result.merged]
     parts += [Text(f"  NOT as planned: {line}") for line in result.recompute_differences]
@@ -144,7 +146,7 @@ def verify_summary(result: VerifyResult) -> list[RenderableType]:
         parts.append(
             Text(
                 f"  In {result.precision} the largest error is {beyond}, beyond "
-                f"{rounding_of(result.precision):.1e}, the root of that precision's epsilon: more "
+                f"{result.rounding:.1e}, the root of that precision's epsilon: more "
                 "than rounding does to most models in two steps. "
                 + (
                     "In float64 the plan is right, so it is the precision: this model magnifies "

@@ -18,6 +18,7 @@ from autopar.nouns.kernels import kernels_text
 from autopar.nouns.offload import OFFLOAD
 from autopar.nouns.pieces import pieces_text
 from autopar.nouns.plan import Plan, RunnerUp
+from autopar.nouns.recipes import recipes_text
 from autopar.nouns.reduction import ranks_inside
 from autopar.nouns.text.cluster import devices_text
 from autopar.nouns.zero import ZERO
@@ -58,6 +59,7 @@ def summary_object(
         "all_reduce": plan.all_reduce,
         "prefetch": plan.prefetch,
         "kernels": dict(plan.kernels),
+        "recipes": None if plan.recipes is None else dict(plan.recipes),
         "style": plan.style,
         "precision": plan.precision,
         "searcher": plan.searcher,
@@ -141,6 +143,8 @@ def _decisions(plan: Plan, cluster: Cluster) -> RenderableType:
         rows.add_row("kernels", kernels_text(plan.kernels))
     rows.add_row("execution", plan.style)
     rows.add_row("precision", f"{plan.precision}, {plan.optimizer}")
+    if plan.recipes:
+        rows.add_row("8-bit layers", recipes_text(plan.recipes))
     if plan.expert_imbalance is not None:
         rows.add_row("routes", routes_text(plan.expert_imbalance))
     return rows

@@ -14,13 +14,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from autopar.nouns.graph import Graph, Op, Tensor
+from autopar.nouns.kinds import OF_ROWS
 
 KIND = "linear_cross_entropy"
 AS_MANY_AS_IT_TAKES = 0
 """Chunks, to the search: as `autopar.rules.vocabulary` prices them."""
 _VIEWS = ("reshape", "slice", "transpose")
-_ROWS = "_of_rows"
-"""Behind the name of a view of logits that is one of rows."""
 _BETWEEN = (*_VIEWS, "cast", "add", "mul", "div", "tanh")
 _ROUNDED = 1e-12
 """Of factors that multiply to one again: a cap is divided by and multiplied with."""
@@ -189,7 +188,7 @@ def _joined(graph: Graph, head: LossHead, chunks: int, rows: int | None) -> Grap
             ops.append(op)
         elif op.kind in _VIEWS:
             made, at = tensors.pop(op.name), head.path[op.name]
-            name = f"{op.name}{_ROWS}"  # another value, so another name
+            name = f"{op.name}{OF_ROWS}"  # another value, so another name
             shape = (*made.shape[:at], width, *made.shape[at + 1 :])
             tensors[name] = replace(made, name=name, shape=shape, dtype=tensors[x].dtype)
             ops.append(_of_rows(op, name, named[op.inputs[0]], width))

@@ -151,6 +151,7 @@ class Rule(TupleRecord):
     view:       the op moves no bytes at run time.
     defers:     backward is linear in the gradient, so that of a partial sum it is a partial sum;
                 False for hand-written derivatives that clip or round what comes in.
+    scaled:     what ranks join of scales inside the op hangs on which axis splits which factor.
     """
 
     text: str
@@ -172,6 +173,7 @@ class Rule(TupleRecord):
     cost: Cost = "elementwise"
     view: bool = False
     defers: bool = True
+    scaled: bool = False
 
     def implemented(self, choice: str) -> Implemented | None:
         """What takes the plain op's place where a strategy says ``choice`` of an axis."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from autopar.nouns.graph import Op, Tensor
+from autopar.rules.kept import Kept
 from autopar.rules.notation import Rule
 
 
@@ -57,11 +58,15 @@ def accumulated(tensor: Tensor) -> str:
 
 
 def product(rule: Rule) -> Callable[[Op, tuple[Tensor, ...], tuple[Tensor, ...]], Rule]:
-    """``rule`` of a product: an operand is saved where another one needs it for its gradient."""
+    """``rule`` of a product: an operand is saved where another one needs it for its gradient. A
+    linear layer that runs in 8 bits (`autopar.nouns.recipes`) holds both in these meanwhile."""
 
     def make(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
-        del op, results
-        return replace(rule, saves=tuple(i for i in rule.saves if others_need(operands, i)))
+        del results
+        made = replace(rule, saves=tuple(i for i in rule.saves if others_need(operands, i)))
+        if "recipe" not in op.attrs:
+            return made
+        return replace(made, workspace=(Kept(("...", "k"), 1), Kept(("n", "k"), 1)), scaled=True)
 
     return make
 

@@ -142,7 +142,10 @@ def workspace_bytes(bound: BoundRule, strategy: Strategy, mesh: Mesh) -> int:
     if bound.rule.chunked is not None:
         factor = bound.rule.chunked.factor
         local[factor] = bound.rule.chunked.at_once(local[factor])
-    return sum(math.prod(local[f] for f in w.dims) * w.itemsize for w in bound.rule.workspace)
+    return sum(
+        math.prod(local[f] for f in factor_names(bound, w.dims)) * w.itemsize
+        for w in bound.rule.workspace
+    )
 
 
 def rows_at_once(bound: BoundRule, local: Mapping[str, int]) -> int:

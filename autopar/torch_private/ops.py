@@ -15,6 +15,7 @@ flash_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 flash_cpu_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 flash_forward = torch.ops.aten._scaled_dot_product_flash_attention.default  # on CUDA
 flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_backward.default
+scaled_product = torch._scaled_mm  # of 8-bit matrices, with the scales of tensors or rows
 scale_all = torch._foreach_mul_  # many tensors times one number, in few kernels, in place
 
 
@@ -51,3 +52,17 @@ def decompositions() -> Any:
 def made_from_signature(name: str) -> Any:
     """The function ``torch.name`` that is an op's own signature; None where Python wraps it."""
     return getattr(torch._C._VariableFunctions, name, None)
+
+
+def will_run(node: Any, place: int) -> bool:
+    """Whether the backward that runs now wants the gradient of a function's input at ``place``;
+    ``node``: what the function's own backward is given. A backward of some gradients alone asks no
+    function for the others, but tells only torch's own. `torch.autograd.grad` does not say: then it
+    may be."""
+    after, _ = node.next_functions[place]
+    if not node.needs_input_grad[place]:
+        return False
+    try:
+        return torch._C._will_engine_execute_node(after)
+    except RuntimeError:
+        return True

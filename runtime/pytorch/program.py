@@ -57,6 +57,7 @@ from autopar.runtime.pytorch.pieces import (
 from autopar.runtime.pytorch.probe import probe
 from autopar.runtime.pytorch.recomputing import recompute
 from autopar.runtime.pytorch.ring_attention import ring_attention
+from autopar.runtime.pytorch.scaled_products import scaled_linear
 from autopar.runtime.pytorch.stage import Stage, Value
 from autopar.runtime.pytorch.vocabulary import cross_entropy, embedding
 from autopar.runtime.shared.settings import Settings
@@ -72,5 +73,5 @@ __all__ = [
     "linear_reduced", "linear_scattered", "local", "own_function",
     "pad", "probe", "recompute", "reduce_scatter", "repeat_heads", "ring_attention",
     "rms_norm", "rotary",
-    "scatter_sum", "shard", "whole",
+    "scaled_linear", "scatter_sum", "shard", "whole",
 ]  # fmt: skip

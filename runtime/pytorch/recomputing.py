@@ -18,11 +18,12 @@ from torch.utils.checkpoint import (
 
 from autopar.nouns import costly
 from autopar.nouns.recompute import COMPUTE, FULL, SELECTIVE
-from autopar.runtime.pytorch import ring_results
+from autopar.runtime.pytorch import ring_results, scaled_op
 from autopar.torch_private.modules import buffers_of
 from autopar.torch_private.ops import functional_collectives, schema_of
 
 Context = AbstractContextManager[Any]
+assert scaled_op.NAME in costly.BY_MATRIX.torch  # and is defined
 
 RUNNING = ("running_mean", "running_var")
 """Buffers that a forward changes: running it again must not change them again."""
@@ -117,9 +118,14 @@ def _unchanged(held: Sequence[torch.Tensor], inner: Context) -> Iterator[None]:
 _COLLECTIVES = frozenset(
     getattr(functional_collectives, name).default for name in costly.COLLECTIVES.torch
 )
-_COSTLY = frozenset(
-    getattr(torch.ops.aten, name).default for row in costly.TABLE for name in row.torch
-)
+
+
+def _op(name: str) -> Any:
+    library, _, own = name.rpartition("::")
+    return getattr(getattr(torch.ops, library or "aten"), own).default
+
+
+_COSTLY = frozenset(_op(name) for row in costly.TABLE for name in row.torch)
 _ATTENTION = {
     op: [argument.name for argument in schema_of(op).arguments].index("dropout_p")
     for op in (getattr(torch.ops.aten, name).default for name in costly.ATTENTION.torch)

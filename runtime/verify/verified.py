@@ -29,6 +29,7 @@ from typing import Any
 
 from autopar.lowering.precision import at_precision
 from autopar.nouns.graph import Graph
+from autopar.runtime.verify.narrow import NarrowResult
 
 TOLERANCE = 1e-9
 NEGLIGIBLE = 1e-6
@@ -44,7 +45,8 @@ STORED = 8
 SMALLEST = 1e-300
 """Nothing is relative to zero."""
 
-_EPSILON = {"float64": 2**-52, "float32": 2**-23, "bfloat16": 2**-7, "float16": 2**-10}
+_EPSILON = {"float64": 2**-52, "float32": 2**-23, "bfloat16": 2**-7, "float16": 2**-10,
+            "float8_e4m3fn": 2**-3}  # fmt: skip
 """Relative distance from 1 to the next number, by dtype."""
 
 
@@ -124,6 +126,7 @@ class VerifyResult:
     unchecked:              what the comparison cannot see, one sentence each.
     merged:                 pairs of parameters of one gradient, which XLA adds up once: less moves
                             than was priced, by just that.
+    narrow:                 what was seen of layers in 8 bits, where there are any.
     """
 
     plan: str
@@ -140,17 +143,22 @@ class VerifyResult:
     recompute_differences: tuple[str, ...] = ()
     computes_in: str = "float32"
     merged: tuple[str, ...] = ()
+    narrow: NarrowResult | None = None
 
     @property
     def passed(self) -> bool:
-        """Within `TOLERANCE`, and what moves and what runs again is what was priced."""
+        """Within `TOLERANCE`, 8-bit layers too, and what moves and what runs again is what was
+        priced."""
         as_priced = self.collectives_match is not False and not self.recompute_differences
-        return self.exact.largest <= TOLERANCE and as_priced
+        narrow = self.narrow is None or self.narrow.passed(TOLERANCE)
+        return self.exact.largest <= TOLERANCE and as_priced and narrow
 
     @property
     def own_is(self) -> str:
         """In which precision the program as it is ran, where its narrowest float does not say it
         all; else empty."""
+        if self.narrow is not None:
+            return f"computes in {self.computes_in}, with layers in 8 bits"
         if self.precision == "float64":
             return "in float64 too"
         if _EPSILON[self.computes_in] < _EPSILON[self.precision]:
@@ -164,7 +172,12 @@ class VerifyResult:
     def own_within_rounding(self) -> bool:
         """Whether the errors in the program's own precision are within `rounding_of` it. It is no
         failure where they are not: a model may well magnify rounding, on one device too."""
-        return self.own.largest <= rounding_of(self.precision)
+        return self.own.largest <= self.rounding
+
+    @property
+    def rounding(self) -> float:
+        """`rounding_of` the narrowest precision, 8 bits where layers have them."""
+        return rounding_of(self.precision if self.narrow is None else "float8_e4m3fn")
 
     def to_json(self) -> dict[str, Any]:
         """What ``autopar verify --json`` prints."""
@@ -188,12 +201,13 @@ class VerifyResult:
                 "precision": self.precision,
                 "computes_in": self.computes_in,
                 **asdict(self.own),
-                "rounding": rounding_of(self.precision),
+                "rounding": self.rounding,
                 "within_rounding": self.own_within_rounding,
             },
             "first_difference": self.first_difference,
             "recompute_differences": list(self.recompute_differences),
             "unchecked": list(self.unchecked),
+            "narrow": None if self.narrow is None else asdict(self.narrow),
             "time_s": self.time_s,
         }
 
@@ -210,5 +224,6 @@ class VerifyResult:
                 "unchecked": tuple(data["unchecked"]),
                 "recompute_differences": tuple(data["recompute_differences"]),
                 "merged": tuple(data["merged"]),
+                "narrow": NarrowResult.read(data["narrow"]),
             }
         )

@@ -192,11 +192,6 @@ def test_the_choice_is_the_fastest_of_all_pinned(where: Path) -> None:
 
 
 OWN = """
-import torch
-import autopar
-from model import workload
-
-
 def swiglu(gate, up, activation):
     return torch.nn.functional.silu(gate) * up
 
@@ -213,7 +208,7 @@ half = workload("bfloat16")
 
 @pytest.fixture
 def own(where: Path) -> Iterator[str]:
-    (where / "own.py").write_text(OWN)
+    (where / "own.py").write_text(MODEL + OWN)
     yield f"{where / 'own.py'}:half"
     unregister(GATED, "own:swiglu")
     unregister("attention", "own:attend")

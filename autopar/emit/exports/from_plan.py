@@ -32,6 +32,7 @@ from autopar.nouns.kernels import kernels_text
 from autopar.nouns.layout import Layout
 from autopar.nouns.optimizer import is_own, state_per_parameter
 from autopar.nouns.plan import Plan, key
+from autopar.nouns.recipes import recipes_text
 from autopar.nouns.recompute import Recompute
 from autopar.nouns.sharding import Sharding
 from autopar.nouns.text.cluster import ranks_text
@@ -81,6 +82,11 @@ def aside_of(plan: Plan) -> Iterator[str]:
         yield f"bucket={bucket_text(plan.bucket_bytes)} of gradients: the trainer has its own size"
     if plan.all_reduce is not None:
         yield f"all_reduce={plan.all_reduce}: the library's own takes its place"
+    if plan.recipes:
+        yield (
+            f"precision={recipes_text(plan.recipes)} in 8 bits: the trainer computes in "
+            f"{plan.precision}"
+        )
     if plan.pieces:
         yield (
             f"tp_pieces={max(plan.pieces.values())} of {len(plan.pieces)} collectives beside their "

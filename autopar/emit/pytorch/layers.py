@@ -9,10 +9,12 @@ from typing import Any
 from autopar.emit.constants import differing, literal, number
 from autopar.emit.pytorch.pieces import IN_PIECES
 from autopar.emit.pytorch.site import HEAVY, LIGHT, EmitError, Layer, Printer, Site, dtype
-from autopar.emit.text import PRODUCT, UNARY, Expr, axis_argument, call, tuple_text
+from autopar.emit.text import PRODUCT, UNARY, Expr, axes_text, axis_argument, call, tuple_text
 from autopar.lowering.lowered import Operand
+from autopar.nouns.recipes import Narrow
 from autopar.rules.implementations.kernels import ATTR
 from autopar.rules.implementations.table import CAUSAL_RING, RING, ZIGZAG_RING
+from autopar.rules.narrow import RECIPE, joined_axes, local_of
 
 # -- products and lookups ------------------------------------------------------------------------
 
@@ -24,13 +26,20 @@ def _called(
     given: Sequence[str],
     options: Sequence[str] = (),
 ) -> Expr | None:
-    """A call of the layer that holds an op's parameters under the names of ``held``.
+    """A call of the layer that holds an op's parameters, see `_layer`."""
+    layer = _layer(site, kind, held, options)
+    return None if layer is None else Expr(call(layer, given), weight=HEAVY)
+
+
+def _layer(
+    site: Site, kind: str, held: Mapping[str, Expr | None], options: Sequence[str] = ()
+) -> str | None:
+    """The layer that holds an op's parameters under the names of ``held``.
 
     None where they are no one layer's, or moved or cast before they are computed with.
     """
     operands = site.at.operands[len(site.at.operands) - sum(e is not None for e in held.values()) :]
-    layer = held_by(site, kind, held, operands, options)
-    return None if layer is None else Expr(call(layer, given), weight=HEAVY)
+    return held_by(site, kind, held, operands, options)
 
 
 def held_by(
@@ -50,19 +59,34 @@ def held_by(
     path = operands[0].name.rpartition(".")[0]
     if any(o.steps or o.name.rpartition(".")[0] != path for o in operands):
         return None
-    if not site.layer(path, Layer(kind, tuple(texts), tuple(options))):
-        return None
-    return layer
+    return layer if site.layer(path, Layer(kind, tuple(texts), tuple(options))) else None
 
 
 def _linear(site: Site) -> Expr:
     x, weight = site.args[0].text, site.args[1]
+    if RECIPE in site.attrs:
+        return _scaled_linear(site, x, weight)
     if site.kind == "linear_t":
         if site.bias is None:
             return Expr(f"{site.args[0].within(UNARY)} @ {weight.atom}", PRODUCT, weight=HEAVY)
         return Expr(call("F.linear", [x, f"{weight.atom}.t()", *_bias(site)]), weight=HEAVY)
     plain = Expr(call("F.linear", [x, weight.text, *_bias(site)]), weight=HEAVY)
     return _called(site, "Linear", {"weight": weight, "bias": site.bias}, [x]) or plain
+
+
+def _scaled_linear(site: Site, x: str, weight: Expr) -> Expr:
+    """By its recipe, with the axes whose ranks join scales."""
+    op, bound = site.at.op, site.at.bound
+    assert bound is not None
+    layer = None
+    if site.kind == "linear":
+        layer = _layer(site, "Linear", {"weight": weight, "bias": site.bias})
+    text = weight.text if site.kind == "linear" else f"{weight.atom}.t()"
+    given = [x, layer] if layer else [x, text, *_bias(site)]
+    narrow = Narrow.parse(site.attrs[RECIPE])
+    over = joined_axes(local_of(op, bound, site.at.strategy, site.mesh), narrow)
+    axes = [f"{dim}={axes_text(axes)}" for dim, axes in over.items()]
+    return Expr(call("scaled_linear", [*given, f'recipe="{narrow}"', *axes]), weight=HEAVY)
 
 
 def _bias(site: Site) -> list[str]:

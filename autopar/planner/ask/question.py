@@ -67,8 +67,8 @@ class Question:
     @property
     def pieces(self) -> tuple[int, ...]:
         """In how many pieces tensor-parallel collectives may run beside products."""
-        if self.framework != "torch" or self.fusion is not ALONE:
-            return ONE
+        if self.framework != "torch" or self.fusion is not ALONE or self.pins.precision:
+            return ONE  # products in 8 bits are one call
         if self.pins.tp_pieces is not None:
             return (self.pins.tp_pieces,)
         levels = self.cluster.levels

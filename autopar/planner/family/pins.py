@@ -16,6 +16,7 @@ from autopar.nouns.layout import (
     KERNELS,
     OF_PROGRAMS,
     PIECES,
+    PRECISION,
     PREFETCH,
     REDUCE,
     RING_RANKS,
@@ -79,6 +80,11 @@ def read_pins(pairs: Mapping[str, str]) -> Pins:
         raise LayoutError(
             f"--fix {PREFETCH}={pins.prefetch}: layouts of architecture figures gather as their "
             "software does; leave it out, or give `autopar plan` a model"
+        )
+    if pins.precision is not None:
+        raise LayoutError(
+            f"--fix {PRECISION}={pins.precision}: layouts of architecture figures compute "
+            "all layers alike; say `--precision fp8` to `estimate`, or give `autopar plan` a model"
         )
     if pins.attention or pins.kernels:
         raise LayoutError(

@@ -138,7 +138,7 @@ def _alike(
             for i, ways in enumerate(mesh.sizes):
                 local = np.where(chosen[:, i] == k, -(-local // ways), local)
             columns.append(local)
-        if bound.rule.moves_inside(name):
+        if bound.rule.scaled or bound.rule.moves_inside(name):
             columns.append((chosen == k) @ (1 << np.arange(len(mesh.sizes), dtype=np.int64)))
     if not columns:
         return [0] * len(chosen), [0]

@@ -11,7 +11,7 @@ from dataclasses import replace
 from autopar.lowering.lowered import Lowered
 from autopar.lowering.pieces import LEAST_ROWS, Site, every_site
 from autopar.lowering.stages import stage_parts
-from autopar.nouns.layout import PIECES, LayoutError
+from autopar.nouns.layout import PIECES, PRECISION, LayoutError, Pins
 from autopar.nouns.pieces import COUNTS
 from autopar.nouns.plan import Plan
 from autopar.planner.ask.question import Question
@@ -19,8 +19,9 @@ from autopar.pricing.prices import PICOSECONDS, Prices
 from autopar.pricing.tp_pieces import priced, site_beside
 
 
-def check_asked(pieces: int | None, framework: str, style: str) -> None:
+def check_asked(pins: Pins, framework: str, style: str) -> None:
     """Raises `LayoutError` where programs of the framework or style have no pieces."""
+    pieces = pins.tp_pieces
     if pieces in (None, 1):
         return
     text = f"--fix {PIECES}={pieces}"
@@ -30,6 +31,11 @@ def check_asked(pieces: int | None, framework: str, style: str) -> None:
         raise LayoutError(
             f"{text}: compiled programs leave products to the compiler; leave it out, or say "
             "--style eager"
+        )
+    if pins.precision is not None:
+        raise LayoutError(
+            f"{text}: layers of {PRECISION}={pins.precision} run in one piece so far; leave one of "
+            "the two out"
         )
 
 

@@ -116,6 +116,7 @@ def solve(
     cut = question.cuts.of(candidate.model)
     binder = solver.bindings.of
     lowered = lower(question.graph, spread, candidate.microbatches, cut, binder=binder)
+    lowered = posed.prices.settled(lowered)
     spread = replace(spread, pieces=chosen(posed.prices, every_site(lowered)))
     lowered = with_pieces(lowered, spread.pieces)
     summary = summarise(lowered, posed.prices, question.framework)
@@ -158,6 +159,12 @@ def _posed(question: Question, candidate: Candidate, solver: Solver, must_split:
 
 def lowered_of(question: Question, decided: Decided) -> Lowered:
     """What follows from the decisions."""
+    lowered = unsettled_of(question, decided)
+    return question.prices(lowered.mesh).settled(lowered)
+
+
+def unsettled_of(question: Question, decided: Decided) -> Lowered:
+    """The same with recipes that are open as they are."""
     candidate = decided.candidate
     cut = question.cuts.of(candidate.model)
     return lower(question.graph, decided.spread, candidate.microbatches, cut)

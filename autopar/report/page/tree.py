@@ -149,7 +149,7 @@ def _block(name: str, members: Sequence[Explained], whole_s: float) -> Markup:
         (
             dotted(row.key.removeprefix(f"{name}::")),
             duration(row.compute_s + row.communication_s),
-            tag("code", row.strategy),
+            tag("code", row.way),
             joined(tag("div", str(move)) for move in row.moved),
         )
         for row in sorted(members, key=lambda r: -(r.compute_s + r.communication_s))

@@ -34,6 +34,7 @@ from autopar.runtime.pytorch.parameters import Region, region_shape
 from autopar.runtime.pytorch.ranks import Ranks
 from autopar.runtime.pytorch.recomputing import recomputations
 from autopar.runtime.pytorch.recording import Record, record
+from autopar.runtime.pytorch.scaled_products import compared, products_as
 from autopar.runtime.pytorch.training.load import (
     check_model_of,
     check_same,
@@ -50,6 +51,7 @@ from autopar.runtime.verify.pytorch.comparison import Comparison, Piece
 from autopar.runtime.verify.pytorch.kernels import not_run
 from autopar.runtime.verify.pytorch.locate import locate, probed
 from autopar.runtime.verify.pytorch.modes import FixedDraws, exact
+from autopar.runtime.verify.pytorch.narrow import narrow_result
 from autopar.runtime.verify.pytorch.reference import (
     STEPS,
     Reference,
@@ -90,16 +92,27 @@ def verify(folder: str | Path) -> dict[str, Any]:
     try:
         # What compiled kernels round otherwise is not the program's.
         with torch.compiler.set_stance("force_eager"):
-            lifted = _run(folder, workload, batch, place, wanted, torch.float64)
+            with products_as("whole"):
+                lifted = _run(folder, workload, batch, place, wanted, torch.float64)
             precision = narrowest(plan_folder.read_graph(folder), plan.precision)
             rounding = rounding_of(precision)
-            own = _run(folder, workload, batch, place, wanted, None, precision, rounding)
+            with compared() as seen:
+                own = _run(folder, workload, batch, place, wanted, None, precision, rounding)
+            narrow = None
+            if plan.recipes:
+                trainer = make_trainer(
+                    folder, workload, place, torch.float64, recorded_once(folder)
+                )
+                narrow = narrow_result(
+                    Path(folder), workload, trainer, batch, wanted, seen, _gather
+                )
     except Exception as error:  # of an edited program, maybe
         # Every rank finds that out for itself: the others may wait for this one in a collective.
         raise_edited(error, known_edits(folder, plan, partial(capture, workload)))
         raise
     failed = lifted.errors is not None and lifted.errors.largest > TOLERANCE
-    where = _locate(folder, workload, batch, place, failed)
+    with products_as("whole"):
+        where = _locate(folder, workload, batch, place, failed)
     if not first:
         return {}
     assert lifted.errors is not None
@@ -120,6 +133,7 @@ def verify(folder: str | Path) -> dict[str, Any]:
         recompute_differences=tuple(own.recomputed),
         time_s=time.perf_counter() - begin,
         first_difference=where,
+        narrow=narrow,
         unchecked=tuple(not_run(plan.kernels, place)),
     )
     return asdict(result)
