@@ -35,6 +35,7 @@ from autopar.lowering.pieces import (
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.graph import Op, Tensor
 from autopar.nouns.mesh import Mesh
+from autopar.nouns.plan import key
 from autopar.nouns.sharding import Sharding
 from autopar.pricing.prices import PICOSECONDS, Prices
 from autopar.pricing.units.moves import contention_of, group_of
@@ -282,6 +283,15 @@ class InPieces:
             if one is not None:
                 by_name[site.name] = priced(prices, one, count)
         return InPieces(by_name)
+
+    @staticmethod
+    def by_key(lowered: Lowered, prices: Prices) -> dict[str, Priced]:
+        """Of a graph and its blocks, by the plan's keys."""
+        return {
+            key(body.block, name): one
+            for body in (lowered, *lowered.blocks.values())
+            for name, one in InPieces.of(body, prices).by_name.items()
+        }
 
     def moved(self, name: str, steps: Sequence[Step], usual: tuple[int, int]) -> tuple[int, int]:
         """Forward and backward of a tensor's resharding; ``usual``: in one piece."""

@@ -106,11 +106,7 @@ def _compute_times(lowered: Lowered, prices: Prices) -> dict[str, int]:
 def explained(lowered: Lowered, prices: Prices) -> list[Explained]:
     """Every op of the model, blocks first, each block once for all of its calls."""
     moved: dict[str, list[Moved]] = defaultdict(list)
-    pieces = {
-        key(body.block, name): one
-        for body in (lowered, *lowered.blocks.values())
-        for name, one in InPieces.of(body, prices).by_name.items()
-    }
+    pieces = InPieces.by_key(lowered, prices)
     for place, count in _merged(activation_collectives(lowered), _between(lowered)).items():
         where, direction, collective, largest = place
         time_s = prices.collective(largest or collective) * count / 1e12

@@ -38,6 +38,7 @@ from torch.autograd.function import once_differentiable
 from autopar.runtime.pytorch import transport
 from autopar.runtime.pytorch.collectives import apply
 from autopar.runtime.pytorch.held_layers import Linear
+from autopar.runtime.pytorch.piece_rows import Rows
 from autopar.runtime.shared.settings import ProgramError
 from autopar.torch_private.autograd import wanted
 from autopar.torch_private.tensors import version_of
@@ -101,74 +102,9 @@ def linear_reduced(x: Tensor, layer: Layer, axis: str, pieces: int) -> Tensor:
     return result
 
 
-@dataclass(frozen=True, slots=True)
-class _Rows:
-    """How a dim that ``ways`` ranks of ``axis`` share is cut into ``pieces`` of each rank's part.
-
-    A tensor's ``shape`` is [a, s, m, c] here: what is before the dim, one rank's part of it, what
-    is between it and the last, the last.
-    """
-
-    axis: str
-    dim: int
-    ways: int
-    pieces: int
-    part: int
-
-    @property
-    def each(self) -> int:
-        return self.part // self.pieces
-
-    def own(self, x: Tensor, i: int) -> Tensor:
-        """Piece i of a rank's part, [..., s, ..., c] -> [..., s / pieces, ..., c], a view."""
-        return x.narrow(self.dim, i * self.each, self.each)
-
-    def whole(self, x: Tensor, i: int) -> Tensor:
-        """Piece i of what all ranks' parts make up, [..., w s, ..., c] -> [w, ..., s / pieces, ...,
-        c], a view."""
-        before, behind = x.shape[: self.dim], x.shape[self.dim + 1 :]
-        split = x.reshape(*before, self.ways, self.pieces, self.each, *behind)
-        return split.select(self.dim + 1, i).movedim(self.dim, 0)
-
-    def put(self, into: Given, piece: Tensor, i: int) -> Tensor:
-        """The inverse of `whole`: ``into`` [..., w s, ..., c], made where it is not there yet, with
-        piece i [w, ..., s / pieces, ..., c] in its place."""
-        if into is None:
-            shape = list(piece.shape[1:])
-            shape[self.dim] *= self.ways * self.pieces
-            into = piece.new_empty(shape)
-        self.whole(into, i).copy_(piece)
-        return into
-
-    def begin_gather(self, x: Tensor, i: int) -> Tensor:
-        return transport.begin_all_gather(self.own(x, i), self.axis)
-
-    def gathered(self, coming: Tensor) -> Tensor:
-        """What `begin_gather` began, when it is there: [w, ..., s / pieces, ..., c]."""
-        here = transport.wait(coming)
-        return here.view(self.ways, here.shape[0] // self.ways, *here.shape[1:])
-
-    def begin_scatter(self, x: Tensor) -> Tensor:
-        """[w, ..., s / pieces, ..., c], of which each rank keeps its own sum."""
-        return transport.begin_reduce_scatter(x.flatten(0, 1), self.axis)
-
-    def scattered(self, coming: Sequence[Tensor]) -> Tensor:
-        """What `begin_scatter` began, piece by piece: [..., s, ..., c]."""
-        return torch.cat([transport.wait(one) for one in coming], self.dim)
-
-    def each_gathered(self, x: Tensor) -> Iterator[Tensor]:
-        """Every piece of ``x`` of all ranks, the next one on its way meanwhile."""
-        coming = self.begin_gather(x, 0)
-        for i in range(self.pieces):
-            here = self.gathered(coming)
-            if i + 1 < self.pieces:
-                coming = self.begin_gather(x, i + 1)
-            yield here
-
-
 class _Gathered(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, rows: _Rows, *parts: Given) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, x: Tensor, rows: Rows, *parts: Given) -> tuple[Tensor, ...]:
         layers = [(w, b) for w, b in _pairs(parts) if w is not None]
         keeps = any(ctx.needs_input_grad[2::2])  # gradients of weights alone read it
         whole: Given = None
@@ -185,7 +121,7 @@ class _Gathered(Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> Any:
         x, *weights = ctx.saved_tensors
-        rows: _Rows = ctx.rows
+        rows: Rows = ctx.rows
         of_x, _, *of_parts = wanted(ctx, ctx.tensors)
         coming = []
         for i in range(rows.pieces) if of_x else ():
@@ -222,7 +158,7 @@ class _Scattered(Function):
     which is known by what it is given: the same gradient, unwritten."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, rows: _Rows) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, rows: Rows) -> Tensor:
         ctx.rows, ctx.tensors, ctx.kept = rows, _tensors(x, weight, rows), None
         ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weight)
         every = (rows.whole(x, i) for i in range(rows.pieces))
@@ -232,7 +168,7 @@ class _Scattered(Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Any:
         x, weight = ctx.saved_tensors
-        rows: _Rows = ctx.rows
+        rows: Rows = ctx.rows
         of_x, of_weight, _ = wanted(ctx, ctx.tensors)
         kept, ctx.kept = ctx.kept, None
         if kept is not None and kept.of(grad) and not of_x:
@@ -341,11 +277,11 @@ def _alone(call: str, layer: Layer) -> Tensor:
     return weight
 
 
-def _rows(call: str, x: Tensor, dim: int, axis: str, pieces: int, part: int) -> _Rows:
+def _rows(call: str, x: Tensor, dim: int, axis: str, pieces: int, part: int) -> Rows:
     if not 0 <= dim < x.dim() - 1:
         raise ProgramError(f"{call}: dim {dim} of {list(x.shape)} is none of its rows")
     _divides(call, part, pieces, f"places of dim {dim} on a rank")
-    return _Rows(axis, dim, transport.size(axis), pieces, part)
+    return Rows(axis, dim, transport.size(axis), pieces, part)
 
 
 def _check_rows(call: str, x: Tensor, pieces: int) -> None:
