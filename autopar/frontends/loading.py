@@ -12,6 +12,7 @@ from typing import Any
 
 from autopar.nouns.errors import UserError
 from autopar.nouns.workload import Workload, workload_of
+from autopar.rules.implementations.kernels import forget_own
 
 
 class LoadError(UserError):
@@ -30,6 +31,7 @@ def load_workload(target: str) -> Workload:
     or a file that fails while it runs.
     """
     path, _, name = target.partition(":")
+    forget_own()  # kernels are those of the model whose file registers them
     module = _run(Path(path))
     workloads = _models(module)
     if name:

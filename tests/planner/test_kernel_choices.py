@@ -224,6 +224,8 @@ def test_a_kernel_of_ones_own(own: str, where: Path) -> None:
     assert set(a100.kernels.values()) == {"gated_activation by triton"}
     pinned = plan(own, H100, {**fix, "attention": "own:attend"}).plan
     assert "attention by own:attend" in pinned.kernels.values()
+    other = plan(f"{where / 'model.py'}:half", H100, fix).plan
+    assert set(other.kernels.values()) == {"attention by cudnn", "gated_activation by triton"}
     cpu = plan(own, load_cluster("examples/clusters/cpu_4.yaml"), {}).plan
     assert set(cpu.kernels.values()) == {"gated_activation by own:swiglu"}
 

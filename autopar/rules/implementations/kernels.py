@@ -124,6 +124,12 @@ def unregister(kind: str, name: str) -> None:
     _KERNELS.pop((kind, name), None)
 
 
+def forget_own() -> None:
+    """Unregisters what users registered: another model's file is about to say its own."""
+    for row in [row for row in _KERNELS.values() if row.own]:
+        unregister(row.kind, row.name)
+
+
 def kernels_of(kind: str) -> list[Kernel]:
     """Of ops of ``kind``, in the order of their registration."""
     return [row for row in _KERNELS.values() if row.kind == kind]
