@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from autopar.cost_models.catalogue import find_device
 from autopar.nouns.cluster import Cluster, Device, DeviceGroup
 from autopar.nouns.level import Level
 from autopar.nouns.mesh import Mesh
@@ -18,6 +19,12 @@ def cluster(devices: int = 4) -> Cluster:
     device = Device("toy", "cpu", 1 << 30, 1e10, (("fp32", 1e11),), 1e-6)
     level = Level("wire", devices, 1e9, 1e-4, library="gloo")
     return Cluster("a toy", (DeviceGroup(device, devices),), (level,))
+
+
+def gpus(*names: str, bandwidth_bytes_per_s: float = 300e9) -> Cluster:
+    """Four GPUs of the catalogue, as many of each name, on one switch."""
+    groups = tuple(DeviceGroup(find_device(name), 4 // len(names)) for name in names)
+    return Cluster("four", groups, (Level("link", 4, bandwidth_bytes_per_s, 2e-6),))
 
 
 def cluster_text(cores: int) -> str:

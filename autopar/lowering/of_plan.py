@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from autopar.lowering.lowered import Lowered, LoweringError
+from autopar.lowering.lowered import Lowered, LoweredOp, LoweringError
 from autopar.lowering.precision import at_precision
 from autopar.lowering.spread import lower
 from autopar.nouns.axes import SEQUENCES
@@ -13,8 +13,9 @@ from autopar.nouns.graph import Graph
 from autopar.nouns.plan import Plan, key
 from autopar.nouns.recipes import ALIGNED
 from autopar.rules.cut import BatchCut, batch_cut
+from autopar.rules.implementations.kernels import ATTR
 from autopar.rules.kept_whole import keep_whole
-from autopar.rules.kernels import with_kernels, wrong_kernels
+from autopar.rules.kernels import kernels_in, with_kernels, wrong_kernels
 from autopar.rules.loss_heads import in_chunks
 from autopar.rules.narrow import local_of, narrow_of, possible, with_recipes
 from autopar.rules.pieces import BatchMixed
@@ -28,8 +29,8 @@ def planned_graph(plan: Plan, captured: Graph) -> Graph:
     Raises `LoweringError` for a recipe or kernel that the op that it is named for cannot run by.
     """
     graph = at_precision(keep_whole(captured, plan.replicated_ops), plan.precision)
-    for where, may in wrong_kernels(graph, plan.kernels):
-        raise LoweringError(f"kernels.{where} is {plan.kernels[where]!r}, and may be {may}")
+    for where, against in wrong_kernels(graph, plan.kernels):
+        raise LoweringError(f"kernels.{where} is {plan.kernels[where]!r}, and {against}")
     graph = with_kernels(with_imbalance(graph, plan.expert_imbalance), plan.kernels)
     try:
         graph = with_recipes(graph, plan.recipes)
@@ -37,7 +38,10 @@ def planned_graph(plan: Plan, captured: Graph) -> Graph:
         raise LoweringError(
             f"recipes[{error}]: the model has no linear layer of that name that may run in 8 bits"
         ) from None
-    return in_chunks(graph, plan.loss_chunks)
+    graph = in_chunks(graph, plan.loss_chunks)
+    for where in sorted(plan.kernels.keys() - kernels_in(graph).keys()):
+        raise LoweringError(f"kernels.{where}: logits are made whole, so nothing runs by it")
+    return graph
 
 
 def batch_dims(batch: Iterable[BatchEntry]) -> dict[str, int]:
@@ -49,7 +53,23 @@ def lowered_plan(plan: Plan, graph: Graph, dims: dict[str, int]) -> Lowered:
     """What follows from ``plan`` for a `planned_graph`. Raises `LoweringError`."""
     lowered = lower(graph, plan.spreads[0], plan.microbatches, plan_cut(plan, graph, dims))
     check_recipes(lowered)
+    for where in kernels_beside_calls(lowered):
+        raise LoweringError(
+            f"kernels.{where} is {plan.kernels[where]!r}, but rows of that attention are split, "
+            "which is a call of its own"
+        )
     return lowered
+
+
+def kernels_beside_calls(lowered: Lowered) -> dict[str, LoweredOp]:
+    """By key, attentions that name a kernel and run by a call of their own."""
+    parts = ((None, lowered), *lowered.blocks.items())
+    every = ((key(name, op.op.name), op) for name, part in parts for op in part.ops)
+    return {
+        where: op
+        for where, op in every
+        if op.op.kind == "attention" and ATTR in op.op.attrs and op.implementations
+    }
 
 
 def check_recipes(lowered: Lowered) -> None:

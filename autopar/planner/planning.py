@@ -42,7 +42,7 @@ from autopar.planner.search.loss_chunks import asked_chunks, check_rows, searche
 from autopar.planner.search.prefetch import prefetched
 from autopar.planner.search.recipes import asked_recipe, taken_recipes
 from autopar.planner.search.reductions import check_reduce, reduce_dtype_of
-from autopar.planner.search.tp_pieces import check_asked, check_pieces, with_effect
+from autopar.planner.search.tp_pieces import check_pieces, check_tp_pieces, with_effect
 from autopar.planner.solve.solved import lowered_of
 from autopar.pricing.bands import memory_band, time_band
 from autopar.pricing.bounds import prediction_bounds
@@ -195,7 +195,7 @@ def plan_captured(
     chunks = asked_chunks(
         graph, pins.loss_chunks, workload.framework, style, captured.samples, cluster
     )
-    check_asked(pins, workload.framework, style)
+    check_tp_pieces(pins, workload.framework, style)
     graph = with_kernels(graph, asked_kernels(graph, pins, workload.framework, style, cluster))
     plain, graph = graph, in_chunks(graph, chunks)
     batch_dims = {e.name: e.batch_dim for e in captured.batch if e.batch_dim is not None}

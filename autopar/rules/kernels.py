@@ -67,14 +67,19 @@ def kernels_in(graph: Graph) -> dict[str, str]:
 
 
 def wrong_kernels(graph: Graph, kernels: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """(key, what may stand there) of those that cannot run there; the graph is a model's own."""
-    at = {site.key: site.kind for site in sites(graph)}
+    """(key, why not) of those that cannot run there; the graph is a model's own, at the plan's
+    precision."""
+    at = {site.key: site for site in sites(graph)}
     for where, text in kernels.items():
         kind, name = kernel_of(text)
-        may = [row.text for row in kernels_of(at.get(where, ""))]
-        own = ":" in name and kind == at.get(where)  # a user's, whom the model's file registers
-        if text not in may and not own:
-            yield where, alternatives(may) or "nothing: no kernel runs it"
+        site = at.get(where)
+        rows = {row.text: row for row in kernels_of(site.kind)} if site is not None else {}
+        if site is not None and text in rows:
+            if against := rows[text].computes(site.op, site.part.tensors):
+                yield where, f"cannot be: {against}"
+        elif site is None or not (":" in name and kind == site.kind):
+            yield where, f"may be {alternatives(rows) or 'nothing: no kernel runs it'}"
+        # else a user's, whom the model's file registers
 
 
 def only_kernels(graph: Graph, kernels: Mapping[str, str]) -> Graph:

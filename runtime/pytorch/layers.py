@@ -93,6 +93,8 @@ def attention(
         attend = partial(drawn_apart, axis, attend)
     if not causal or (not rows and mask is None and window is None):
         if ":" in kernel and (row := own_kernel("attention", kernel, q)) is not None:
+            if mask is not None or dropout:
+                raise ProgramError(f"the kernel {kernel} is called without a mask and dropout")
             shape = torch.Size((*q.shape[:3], v.shape[3]))
             return run_own(row, shape, q.dtype, q, k, v, causal, scale)
         with attended_by(kernel, q):

@@ -126,8 +126,10 @@ def test_what_is_no_gated_activation_stays_as_it_is(between: Between) -> None:
 
 def test_a_plan_names_only_what_can_run_there() -> None:
     graph = capture_of(partial(Model, _silu), batch).graph
-    at = {s.op.kind: s.key for s in sites(graph)}
-    assert not list(wrong_kernels(graph, {at["attention"]: "attention by flash"}))
+    at = {s.kind: s.key for s in sites(graph)}
+    assert not list(wrong_kernels(graph, {at[GATED]: GATE}))
+    ((_, why),) = wrong_kernels(graph, {at["attention"]: "attention by flash"})
+    assert "the op reads float32" in why
     for where, text in (
         (at["attention"], GATE),
         (at["attention"], "attention by oracle"),

@@ -10,20 +10,19 @@ from pathlib import Path
 import pytest
 
 from autopar.cli.commands import plan_files
-from autopar.cost_models.catalogue import find_device
 from autopar.files import plan_folder
 from autopar.files.cluster_file import load_cluster
 from autopar.files.plan_folder import PlanFolderError
 from autopar.lowering.lowered import LoweringError
 from autopar.lowering.of_plan import planned_graph
-from autopar.nouns.cluster import Cluster, DeviceGroup
+from autopar.nouns.cluster import Cluster
 from autopar.nouns.errors import UserError
 from autopar.nouns.layout import Grammar, Pins
-from autopar.nouns.level import Level
 from autopar.planner import plan
 from autopar.planner.planning import Options, PlanResult
 from autopar.rules.implementations.kernels import GATED, register_kernel, unregister
 from autopar.runtime.jobs.launch import verify_many
+from tests.plans import gpus
 
 MODEL = """
 import torch
@@ -73,13 +72,7 @@ half, single, masked = workload("bfloat16"), workload("float32"), workload("bflo
 """
 
 
-def cluster(*names: str) -> Cluster:
-    each = 4 // len(names)
-    groups = tuple(DeviceGroup(find_device(name), each) for name in names)
-    return Cluster("four", groups, (Level("nvlink", 4, 300e9, 2e-6),))
-
-
-H100 = cluster("H100")
+H100 = gpus("H100")
 
 
 @pytest.fixture(scope="module")
@@ -103,8 +96,8 @@ def kernels(where: Path, *pins: str, on: Cluster = H100, model: str = "half") ->
 def test_the_fastest_that_all_devices_have(where: Path) -> None:
     assert kernels(where) == {"attention by cudnn", "gated_activation by triton"}
     for other in (("A100-80GB",), ("H100", "A100-80GB")):  # cuDNN's is no faster there than torch's
-        assert kernels(where, on=cluster(*other)) == {"gated_activation by triton"}
-    assert kernels(where, on=cluster("MI300X")) == set()
+        assert kernels(where, on=gpus(*other)) == {"gated_activation by triton"}
+    assert kernels(where, on=gpus("MI300X")) == set()
     assert kernels(where, model="single") == {"gated_activation by triton"}
     assert kernels(where, model="masked") == {"gated_activation by triton"}
 
@@ -150,7 +143,7 @@ REFUSED = {
 def test_a_kernel_that_cannot_run_is_an_error(where: Path, name: str) -> None:
     pins, on, model, reason = REFUSED[name]
     with pytest.raises(UserError, match=reason):
-        planned(where, *pins, on=cluster(*on.split()), model=model)
+        planned(where, *pins, on=gpus(*on.split()), model=model)
 
 
 def test_compiled_programs_leave_the_rest_to_the_compiler(where: Path) -> None:
@@ -220,7 +213,7 @@ def test_a_kernel_of_ones_own(own: str, where: Path) -> None:
     assert set(made.kernels.values()) == {"attention by cudnn", "gated_activation by own:swiglu"}
     by_triton = plan(own, H100, {**fix, "kernels": "triton"}).plan
     assert made.prediction.step_time_s < by_triton.prediction.step_time_s
-    a100 = plan(own, cluster("A100-80GB"), fix).plan
+    a100 = plan(own, gpus("A100-80GB"), fix).plan
     assert set(a100.kernels.values()) == {"gated_activation by triton"}
     pinned = plan(own, H100, {**fix, "attention": "own:attend"}).plan
     assert "attention by own:attend" in pinned.kernels.values()

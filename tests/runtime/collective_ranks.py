@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import copy
-import json
-import sys
-import traceback
 from collections.abc import Callable
-from datetime import timedelta
-from pathlib import Path
 
 import pytest
 import torch
@@ -26,6 +21,7 @@ from autopar.runtime.pytorch.bucket_sums import BucketSums
 from autopar.runtime.pytorch.ranks import Ranks
 from autopar.runtime.pytorch.two_level import TwoLevelError, two_level_all_reduce
 from autopar.runtime.shared.settings import ProgramError
+from tests.runtime.checks_on_ranks import run_checks
 
 RANKS = 4
 SIZES = (0, 1, 3, 4, 7, 64, 1001)
@@ -204,23 +200,5 @@ def checks() -> dict[str, Check]:
     return every
 
 
-def main() -> None:
-    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
-    results: dict[str, object] = {}
-    for name, check in checks().items():
-        try:
-            check()
-            results[name] = "right"
-        except Exception:  # whatever a check raises
-            results[name] = {"failed": traceback.format_exc()}
-            if dist.get_rank() != 0:
-                raise
-            break
-    if dist.get_rank() == 0:
-        Path(sys.argv[1], "results.json").write_text(json.dumps(results))
-    dist.barrier()
-    dist.destroy_process_group()
-
-
 if __name__ == "__main__":
-    main()
+    run_checks(checks)

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import sys
-import traceback
 from collections.abc import Callable, Sequence
-from datetime import timedelta
-from pathlib import Path
 
 import pytest
 import torch
@@ -28,6 +23,7 @@ from autopar.runtime.pytorch.pieces import (
 from autopar.runtime.pytorch.pipeline.split_backward import backward_input
 from autopar.runtime.pytorch.ranks import Ranks, using
 from autopar.runtime.shared.settings import ProgramError
+from tests.runtime.checks_on_ranks import run_checks
 
 RANKS = 4
 K, ROWS = 6, 8
@@ -294,23 +290,5 @@ def checks() -> dict[str, Callable[[], None]]:
     return every
 
 
-def main() -> None:
-    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
-    results: dict[str, object] = {}
-    for name, check in checks().items():
-        try:
-            check()
-            results[name] = "right"
-        except Exception:  # whatever a check raises
-            results[name] = {"failed": traceback.format_exc()}
-            if dist.get_rank() != 0:
-                raise
-            break
-    if dist.get_rank() == 0:
-        Path(sys.argv[1], "results.json").write_text(json.dumps(results))
-    dist.barrier()
-    dist.destroy_process_group()
-
-
 if __name__ == "__main__":
-    main()
+    run_checks(checks)

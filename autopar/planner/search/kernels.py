@@ -1,6 +1,6 @@
 """By which kernels the ops of a plan run: the fastest of those that its devices have.
 
-A kernel changes neither what an op keeps nor what moves between ranks, and of two the same one is
+A kernel moves nothing between ranks that torch's ops do not, holds no more than they do, and is
 faster whatever a sharding leaves of the op; so each site has its kernel before shardings are
 searched, and these are priced with it. An attention whose rows are split runs by calls of its own,
 whatever kernel is named for it: none is then in the plan.
@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from autopar.cost_models.compute import KERNEL
 from autopar.cost_models.rates import attention_share, fitted
 from autopar.lowering.lowered import Lowered
+from autopar.lowering.of_plan import kernels_beside_calls
 from autopar.nouns.cluster import Cluster, Device
 from autopar.nouns.errors import did_you_mean
 from autopar.nouns.graph import Graph
 from autopar.nouns.kernels import kernel_of
 from autopar.nouns.layout import ATTENTION_BY, CHUNKS, KERNELS, LayoutError, Pins, alternatives
-from autopar.nouns.plan import key
 from autopar.rules.implementations.kernels import Kernel, all_kernels, kernels_of
 from autopar.rules.kernels import Site, kernels_in, sites
 
@@ -57,13 +57,9 @@ def kernels_run(graph: Graph, lowered: Lowered, pins: Pins) -> dict[str, str]:
 
     Raises `LayoutError` where one is pinned for an op that runs by calls of its own, or for none.
     """
-    parts = ((None, lowered), *lowered.blocks.items())
-    attentions = ((n, op) for n, p in parts for op in p.ops if op.op.kind == "attention")
-    own = {key(n, op.op.name): op for n, op in attentions if op.implementations}
-    named = kernels_in(graph)
-    for where in named:
-        if where in own and pins.attention is not None:
-            op = own[where]
+    own = kernels_beside_calls(lowered)
+    for op in own.values():
+        if pins.attention is not None:
             over = (axis for axes in op.implementations.values() for axis in axes)
             axes = " and ".join(dict.fromkeys(over))
             raise LayoutError(
@@ -71,7 +67,7 @@ def kernels_run(graph: Graph, lowered: Lowered, pins: Pins) -> dict[str, str]:
                 f"{op.op.source}: its rows are split over {axes}, which is a call of its own; "
                 f"leave {ATTENTION_BY} out, or split heads in place of rows (cp_head)"
             )
-    run = {where: name for where, name in named.items() if where not in own}
+    run = {where: name for where, name in kernels_in(graph).items() if where not in own}
     pinned = pins.kernels
     if pinned not in (None, LEFT_TO_TORCH) and pinned not in {
         kernel_of(t)[1] for t in run.values()

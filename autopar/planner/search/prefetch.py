@@ -24,14 +24,14 @@ def prefetched(question: Question, outcome: Outcome) -> tuple[Outcome, int | Non
     pinned, decided = question.pins.prefetch, outcome.best.decided
     gathers = decided.layout.zero == 3 or any(stage.zero == 3 for stage in decided.stages)
     state = state_of(question, decided.layout, decided.candidate)
-    if question.framework != "torch" or not gathers or not state.fsdp:
-        if pinned is not None:
-            why = "XLA" if question.framework != "torch" else "this layout"
-            does = "gathers when it will" if why == "XLA" else "keeps parameters whole"
-            raise LayoutError(
-                f"--fix {PREFETCH}={pinned} has no effect: {why} {does}; leave it out, or pin "
-                "dp_shard and zero=3"
-            )
+    why = ""
+    if question.framework != "torch":
+        why = "XLA gathers when it will; leave it out"
+    elif not gathers or not state.fsdp:
+        why = "this layout keeps parameters whole; leave it out, or pin dp_shard and zero=3"
+    if why and pinned is not None:
+        raise LayoutError(f"--fix {PREFETCH}={pinned} has no effect: {why}")
+    if why:
         return outcome, None
     if pinned is not None:
         return outcome, pinned

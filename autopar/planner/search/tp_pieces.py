@@ -19,7 +19,7 @@ from autopar.pricing.prices import PICOSECONDS, Prices
 from autopar.pricing.tp_pieces import priced, site_beside
 
 
-def check_asked(pins: Pins, framework: str, style: str) -> None:
+def check_tp_pieces(pins: Pins, framework: str, style: str) -> None:
     """Raises `LayoutError` where programs of the framework or style have no pieces."""
     pieces = pins.tp_pieces
     if pieces in (None, 1):
