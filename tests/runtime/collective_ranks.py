@@ -200,5 +200,9 @@ def checks() -> dict[str, Check]:
     return every
 
 
-if __name__ == "__main__":
+def main() -> None:
     run_checks(checks)
+
+
+if __name__ == "__main__":
+    main()

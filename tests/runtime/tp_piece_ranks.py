@@ -290,5 +290,9 @@ def checks() -> dict[str, Callable[[], None]]:
     return every
 
 
-if __name__ == "__main__":
+def main() -> None:
     run_checks(checks)
+
+
+if __name__ == "__main__":
+    main()
