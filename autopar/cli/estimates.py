@@ -193,7 +193,7 @@ def _sizes(question: EstimateRequest, cluster: Cluster) -> _Sizes:
     from autopar.frontends.dispatch import capture
     from autopar.frontends.family.read import NotOfFamily, arch_of
     from autopar.frontends.loading import load_workload
-    from autopar.planner.planning import check_style
+    from autopar.planner.ask.checks import check_style
 
     workload = load_workload(question.model)
     check_style(workload.framework, question.style)

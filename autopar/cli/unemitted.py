@@ -28,10 +28,11 @@ from autopar.nouns.layout import DEGREES, NAMES, Pins
 from autopar.nouns.recompute import COMPUTE, SELECTIVE
 from autopar.nouns.style import Style, style_of
 from autopar.nouns.workload import Workload
+from autopar.planner.ask.checks import check_style
 from autopar.planner.ask.pins import unemitted
 from autopar.planner.family.estimate import Estimate, estimate
 from autopar.planner.family.pins import completed, read_pins
-from autopar.planner.planning import Progress, check_style
+from autopar.planner.planning import Progress
 from autopar.pricing.software.states import STATE_BYTES
 from autopar.report.estimates import render, to_object
 

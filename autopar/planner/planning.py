@@ -15,48 +15,46 @@ from autopar.frontends.loading import load_workload
 from autopar.frontends.shared.captured import Captured
 from autopar.lowering.lowered import Lowered
 from autopar.lowering.precision import at_precision
-from autopar.nouns.axes import REPLICATE, SHARD
 from autopar.nouns.cluster import Cluster
-from autopar.nouns.errors import UserError
 from autopar.nouns.graph import Graph
 from autopar.nouns.imbalance import Imbalance
-from autopar.nouns.layout import LayoutError, Pins
-from autopar.nouns.offload import OFFLOAD
+from autopar.nouns.layout import Pins
 from autopar.nouns.plan import Fingerprints, Plan, Prediction, Stage
-from autopar.nouns.recompute import policies
 from autopar.nouns.style import Style, style_of
 from autopar.nouns.workload import Workload, training
 from autopar.planner.advice.fewer import Fewer, fewer
 from autopar.planner.advice.remedies import search_or_advise
 from autopar.planner.ask.candidates import StateLayout
+from autopar.planner.ask.checks import (
+    check_one_rank,
+    check_pins,
+    check_style,
+    check_ways,
+    unsharded,
+)
 from autopar.planner.ask.dtypes import mixed_unit
-from autopar.planner.ask.experts import check_experts, check_matrices
 from autopar.planner.ask.measured import Measured
 from autopar.planner.ask.pins import read_pins
 from autopar.planner.ask.question import Outcome, Question
-from autopar.planner.ask.sequences import check_heads, cuts_along, every_cut
+from autopar.planner.ask.sequences import cuts_along, every_cut
 from autopar.planner.ask.unruled import check_allowed, check_registered, unruled
-from autopar.planner.search.buckets import sums_of
-from autopar.planner.search.kernels import asked_kernels, kernels_run
+from autopar.planner.search.kernels import asked_kernels
 from autopar.planner.search.loss_chunks import asked_chunks, check_rows, searched_in_chunks
-from autopar.planner.search.prefetch import prefetched
-from autopar.planner.search.recipes import asked_recipe, taken_recipes
-from autopar.planner.search.reductions import check_reduce, reduce_dtype_of
+from autopar.planner.search.on_top import chosen
+from autopar.planner.search.recipes import asked_recipe
+from autopar.planner.search.reductions import check_reduce
 from autopar.planner.search.tp_pieces import check_pieces, check_tp_pieces, with_effect
 from autopar.planner.solve.solved import lowered_of
 from autopar.pricing.bands import memory_band, time_band
 from autopar.pricing.bounds import prediction_bounds
-from autopar.pricing.offload import obstacle as offload_obstacle
 from autopar.pricing.priced import Priced
 from autopar.pricing.utilization import cluster_peak_s
 from autopar.rules.batch import flow_or_obstacle
 from autopar.rules.cut import Cut, Cuts
 from autopar.rules.fusion import ALONE, fusion
 from autopar.rules.kept_whole import keep_whole
-from autopar.rules.kernels import only_kernels, with_kernels
+from autopar.rules.kernels import with_kernels
 from autopar.rules.loss_heads import AS_MANY_AS_IT_TAKES, in_chunks
-from autopar.rules.narrow import only_recipes
-from autopar.rules.pieces import BatchMixed
 from autopar.rules.uneven_routes import check_imbalance, with_imbalance
 
 Progress = Callable[[str], None]
@@ -145,8 +143,7 @@ def plan(
             check_profile(Path(options.profile))
         workload = workload or load_workload(workload_ref)
         check_style(workload.framework, options.style)
-        _check_offload(pins, workload, cluster)
-        _check_recompute(pins, workload)
+        check_pins(pins, workload, cluster)
         if options.profile is not None:
             style = options.style or style_of(workload.framework)
             measured = Measured(options.profile, options.libraries, options.processor, progress)
@@ -179,43 +176,20 @@ def plan_captured(
     """Plans a model that is captured already."""
     options = options or Options()
     style = options.style or style_of(workload.framework)
-    execute = executor(workload.framework)
-    missing = unruled(captured.graph, execute)
-    check_allowed(captured.graph, missing, options.replicated)
-    for note in check_registered(captured.graph, execute):
-        progress(f"note: {note}")
-    graph = at_precision(keep_whole(captured.graph, missing), workload.precision)
-    if options.imbalance is not None:
-        check_imbalance(graph, options.imbalance)
-        graph = with_imbalance(graph, options.imbalance)
+    missing = _missing(captured, workload, options, progress)
     pins, actions = read_pins(fix or {}, cluster.device_count)
-    graph = asked_recipe(
-        graph, pins.precision, workload.framework, style, workload.precision, cluster
-    )
-    chunks = asked_chunks(
-        graph, pins.loss_chunks, workload.framework, style, captured.samples, cluster
-    )
+    check_pins(pins, workload, cluster)
     check_tp_pieces(pins, workload.framework, style)
-    graph = with_kernels(graph, asked_kernels(graph, pins, workload.framework, style, cluster))
-    plain, graph = graph, in_chunks(graph, chunks)
+    graph = at_precision(keep_whole(captured.graph, missing), workload.precision)
+    plain, chunks = _asked(graph, pins, workload, cluster, options, captured.samples)
+    graph = in_chunks(plain, chunks)
     batch_dims = {e.name: e.batch_dim for e in captured.batch if e.batch_dim is not None}
     flow, obstacle = flow_or_obstacle(graph, batch_dims)
-    if workload.framework == "jax" and (pins.pp or 1) > 1:
-        raise UserError(
-            f"--fix pp={pins.pp}: JAX programs have one stage so far; leave pp out, or price the "
-            "layout without a program by `autopar estimate --arch`"
-        )
-    _check_offload(pins, workload, cluster)
-    _check_recompute(pins, workload)
     mixed = mixed_unit(captured, workload)
-    pins = _unsharded(pins, mixed) if mixed else pins
+    pins = unsharded(pins, mixed) if mixed else pins
     if obstacle is not None:
-        _check_one_rank(pins, obstacle, captured.samples)
-    if (pins.ep or 1) > 1:
-        check_experts(graph, pins.ep or 1)
-    if (pins.etp or 1) > 1:
-        check_matrices(graph, pins.etp or 1)
-    check_heads(graph, pins.cp_head or 1)
+        check_one_rank(pins, obstacle, captured.samples)
+    check_ways(graph, pins)
     question = Question(
         graph=graph,
         cuts=_cuts(graph, batch_dims, pins, workload, cluster),
@@ -235,40 +209,19 @@ def plan_captured(
         clips=workload.clip_norm is not None,
     )
     check_reduce(question)
-    if chunks == AS_MANY_AS_IT_TAKES:
-        whole = replace(
-            question, graph=plain, cuts=_cuts(plain, batch_dims, pins, workload, cluster)
-        )
-        chunks, outcome = searched_in_chunks(question, whole, progress, search_or_advise)
-        question = whole if chunks is None else replace(question, graph=in_chunks(plain, chunks))
-    else:
-        outcome = search_or_advise(question, progress)
-    question = replace(question, cluster=outcome.cluster)
-    recipes = taken_recipes(question, outcome.best.decided)
-    kernels = kernels_run(question.graph, lowered_of(question, outcome.best.decided), pins)
-    searched = replace(question, graph=only_kernels(question.graph, kernels))
-    question = replace(searched, graph=only_recipes(searched.graph, recipes))
-    outcome, prefetch = prefetched(question, outcome)
-    made = _plan(outcome, question, captured, workload, workload_ref, style, tuple(missing))
-    sums = sums_of(question, outcome.best.decided)
-    made = replace(
-        made,
-        expert_imbalance=options.imbalance,
-        loss_chunks=chunks,
-        bucket_bytes=sums.bucket_bytes,
-        all_reduce=sums.all_reduce,
-        reduce_dtype=reduce_dtype_of(question, outcome.best.decided),
-        prefetch=prefetch,
-        kernels=kernels,
-        recipes=recipes,
-    )
+    whole = replace(question, graph=plain, cuts=_cuts(plain, batch_dims, pins, workload, cluster))
+    question, chunks, outcome = _searched(question, whole, chunks, progress)
+    on_top = chosen(question, outcome)
+    question, outcome = on_top.question, on_top.outcome
+    made = _plan(outcome, question, captured, workload, workload_ref, style, missing)
+    made = replace(made, expert_imbalance=options.imbalance, loss_chunks=chunks, **on_top.decisions)
     against = tuple(f"No microbatches: {reason}." for reason in flow.obstacles)
     if obstacle is not None:
         against = (f"One data rank only: {obstacle}",)
     if mixed:
         against += (f"No ZeRO: {mixed}.",)
     against += outcome.alarms
-    enough = None if outcome.best.decided.stages else fewer(searched, outcome)
+    enough = None if outcome.best.decided.stages else fewer(on_top.searched, outcome)
     lowered = lowered_of(question, outcome.best.decided)
     check_pieces(question, lowered)
     made = with_effect(made, lowered)
@@ -276,8 +229,50 @@ def plan_captured(
         check_rows(lowered, chunks)
     used = outcome.cluster
     return PlanResult(
-        made, workload, used, captured, question.graph, lowered, tuple(missing), against, enough
+        made, workload, used, captured, question.graph, lowered, missing, against, enough
     )
+
+
+def _missing(
+    captured: Captured, workload: Workload, options: Options, progress: Progress
+) -> tuple[str, ...]:
+    """Op kinds without a rule, which are kept whole as the user allows."""
+    execute = executor(workload.framework)
+    missing = unruled(captured.graph, execute)
+    check_allowed(captured.graph, missing, options.replicated)
+    for note in check_registered(captured.graph, execute):
+        progress(f"note: {note}")
+    return tuple(missing)
+
+
+def _asked(
+    graph: Graph, pins: Pins, workload: Workload, cluster: Cluster, options: Options, samples: int
+) -> tuple[Graph, int | None]:
+    """The graph with how uneven routes are, and what its ops may or are to run by; in how many
+    chunks its loss head is to run, see `asked_chunks`."""
+    if options.imbalance is not None:
+        check_imbalance(graph, options.imbalance)
+        graph = with_imbalance(graph, options.imbalance)
+    framework = workload.framework
+    style = options.style or style_of(framework)
+    graph = asked_recipe(graph, pins.precision, framework, style, workload.precision, cluster)
+    chunks = asked_chunks(graph, pins.loss_chunks, framework, style, samples, cluster)
+    return with_kernels(graph, asked_kernels(graph, pins, framework, style, cluster)), chunks
+
+
+def _searched(
+    question: Question, whole: Question, chunks: int | None, progress: Progress
+) -> tuple[Question, int | None, Outcome]:
+    """What is answered, in how many chunks of the loss head, and the answer; ``whole``: the
+    question of whole logits."""
+    if chunks == AS_MANY_AS_IT_TAKES:
+        chunks, outcome = searched_in_chunks(question, whole, progress, search_or_advise)
+        question = (
+            whole if chunks is None else replace(question, graph=in_chunks(whole.graph, chunks))
+        )
+    else:
+        outcome = search_or_advise(question, progress)
+    return replace(question, cluster=outcome.cluster), chunks, outcome
 
 
 def _cuts(
@@ -291,47 +286,6 @@ def _cuts(
     if pins.cp is None and workload.framework == "torch" and obstacle is None:
         return every_cut(graph, cuts.samples, cluster.device_count)
     return cuts
-
-
-def check_style(framework: str, asked: Style | None) -> None:
-    """Raises `UserError` for a style that the framework does not have."""
-    if framework == "jax" and asked not in (None, style_of("jax")):
-        raise UserError(
-            f"--style {asked}: JAX always compiles; leave --style out, or say --style compiled"
-        )
-
-
-def _check_recompute(pins: Pins, workload: Workload) -> None:
-    """Raises `LayoutError` where programs of the framework have no such recomputation."""
-    known = policies(workload.framework)
-    if pins.recompute is not None and str(pins.recompute) not in known:
-        raise LayoutError(
-            f"--fix recompute={pins.recompute}: JAX programs keep what products, convolutions "
-            "and attention gave under recompute=none already, and make the rest again; take "
-            f"{' or '.join(known)}"
-        )
-
-
-def _check_offload(pins: Pins, workload: Workload, cluster: Cluster) -> None:
-    """Raises `LayoutError` where what is pinned to be offloaded cannot be."""
-    if pins.offload not in (None, OFFLOAD[0]):
-        against = offload_obstacle(cluster, workload.optimizer, workload.framework)
-        if against:
-            raise LayoutError(f"--fix offload={pins.offload}: {against}; leave offload out")
-
-
-def _unsharded(pins: Pins, mixed: str) -> Pins:
-    """``fixed`` without ZeRO. Raises `LayoutError` where that is pinned."""
-    if (pins.zero or 0) > 0 or (pins.dp_shard or 1) > 1:
-        raise LayoutError(f"--fix {pins}: {mixed}; declare them alike", {"zero": "0"})
-    return replace(pins, zero=0)
-
-
-def _check_one_rank(pins: Pins, obstacle: BatchMixed, samples: int) -> None:
-    """Raises ``obstacle`` where pins ask for more than one data rank with the whole batch."""
-    split = (pins.dp_replicate or 1) * (pins.dp_shard or 1) > 1 or (pins.zero or 0) > 0
-    if split or pins.microbatch not in (None, samples):
-        raise BatchMixed(str(obstacle), {REPLICATE: "1", SHARD: "1"})
 
 
 def _plan(

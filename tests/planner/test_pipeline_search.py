@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import combinations, product
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,8 +20,11 @@ from autopar.planner.ask.candidates import candidates, layouts
 from autopar.planner.ask.question import Question
 from autopar.planner.problem.solving import Solver
 from autopar.planner.search.layouts import AS_FAST, search_plan
+from autopar.planner.solve.alarms import Alarms
 from autopar.planner.solve.solved import solve, state_of
-from autopar.planner.staged.pipelines import USUAL
+from autopar.planner.solve.standings import Standings
+from autopar.planner.staged import pipelines
+from autopar.planner.staged.pipelines import USUAL, Pipelines
 from autopar.pricing.pipeline import Choice, Figure, PipelinePrices, runs_of
 from autopar.pricing.planned import choices_of
 from autopar.pricing.runs import runs_of_kinds
@@ -281,3 +286,31 @@ def test_a_stage_to_every_unit_leaves_no_cut_to_try_and_is_planned() -> None:
     fix = {"pp": "8", "tp": "1", "microbatch": "1", "schedule": "1f1b"}
     best = search_plan(question(graph, batch, NODE, fix)).best
     assert len(best.decided.stages) == 8
+
+
+@pytest.mark.parametrize(("room", "comes_up"), [((False, False), True), ((False, True), False)])
+def test_a_shape_of_which_nothing_fits_comes_up_as_a_lean_one_once(
+    monkeypatch: pytest.MonkeyPatch, room: tuple[bool, ...], comes_up: bool
+) -> None:
+    """Ranks may have room in the mean, so that nothing spoke for it when the shape was opened."""
+    of = small()
+    monkeypatch.setattr(pipelines, "offer", lambda now, answer: now)
+    search = Pipelines(of, Solver("portfolio"))
+    monkeypatch.setattr(search, "_bounds", SimpleNamespace(update_s=lambda *_: 0.0))
+    (shape, *_) = search._shapes(2)
+    fits = [SimpleNamespace(priced=SimpleNamespace(memory=SimpleNamespace(fits=f))) for f in room]
+    item: Any = SimpleNamespace(
+        plain=SimpleNamespace(step_s=1.0),
+        trials=SimpleNamespace(
+            core=SimpleNamespace(shape=shape),
+            model=None,
+            relieved=lambda plain: plain,
+            answers=lambda plain: iter(fits),
+        ),
+    )
+    assert not search._leaner(shape, 1.0)
+    assert len([*search._offer(item, Standings(Alarms.of(of)))]) == len(room)
+    lean = [(1.0, replace(shape, lean=True))]
+    assert search._leaner(shape, 1.0) == (lean if comes_up else [])
+    assert not search._leaner(shape, 1.0)
+    assert not search._leaner(lean[0][1], 1.0)

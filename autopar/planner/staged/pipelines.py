@@ -28,7 +28,7 @@ from autopar.planner.ask.pins import allows, splits
 from autopar.planner.ask.question import Question
 from autopar.planner.problem.solving import Solver
 from autopar.planner.solve.solved import Solved
-from autopar.planner.solve.standings import Standings, Steps, beat, offers, refuse
+from autopar.planner.solve.standings import Standings, Steps, beat, offer, offers, refuse
 from autopar.planner.staged.cores import CoreTrials
 from autopar.planner.staged.found import FOUND, NAMED, VEE, limits
 from autopar.planner.staged.lower_bounds import LowerBounds, Share
@@ -78,6 +78,10 @@ class Pipelines:
     """Cores that are not tried, and the bytes that they need."""
     _steps: dict[Core, float] = field(default_factory=dict)
     """Seconds of those that were played."""
+    _crowded: set[Shape] = field(default_factory=set)
+    """Shapes whose ranks are short of memory."""
+    _leaned: set[Shape] = field(default_factory=set)
+    """Those of them that came up as lean ones."""
 
     def __post_init__(self) -> None:
         self._models = Models(self.question, self.solver)
@@ -130,6 +134,7 @@ class Pipelines:
                 now, opened = self._play(item, now)
             else:
                 now = yield from self._offer(item, now)
+                opened = self._leaner(item.trials.core.shape, bound_s)
             yield now
             for next_s, one in opened:
                 heapq.heappush(heap, (max(bound_s, next_s), next(turn), one))
@@ -236,11 +241,17 @@ class Pipelines:
                 opened.append((max(bound_s, work_s), core))
             else:
                 self._too_big.append((needed, core))
-            if not shape.lean and self._bounds.short(core, shares[core.recompute]):
+            if self._bounds.short(core, shares[core.recompute]):
+                self._crowded.add(shape)
                 lean_s = min(lean_s, bound_s)
-        if lean_s < float("inf"):
-            opened.append((lean_s, replace(shape, lean=True)))
-        return now, opened
+        return now, [*opened, *self._leaner(shape, lean_s)]
+
+    def _leaner(self, shape: Shape, bound_s: float) -> list[Opened]:
+        """A shape whose ranks are short of memory, sharded so that they hold little; once."""
+        if shape.lean or shape not in self._crowded or shape in self._leaned:
+            return []
+        self._leaned.add(shape)
+        return [(bound_s, replace(shape, lean=True))]
 
     def _promises(self, shape: Shape, best_s: float) -> bool:
         """Whether a core of a shape is expected to take less, by what is most like it; so it is
@@ -267,7 +278,13 @@ class Pipelines:
         if plain.step_s * (1 - RELIEF) + least_s < now.best_s:
             plain = item.trials.relieved(plain)
         if plain.step_s + least_s < now.best_s:
-            now = yield from offers(now, item.trials.answers(plain))
+            fits = False
+            for answer in item.trials.answers(plain):
+                fits = fits or answer.priced.memory.fits
+                now = offer(now, answer)
+                yield now
+            if not fits:  # though the mean of its ranks has room
+                self._crowded.add(core.shape)
         return now
 
     # Cores: schedules and recomputation.
