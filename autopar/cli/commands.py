@@ -265,7 +265,8 @@ def explanation(
         shown_parts = [routes_line(again.plan.expert_imbalance), *shown_parts]
         data["expert_imbalance"] = asdict(again.plan.expert_imbalance)
     if trace is not None or len(again.plan.stages) > 1:
-        from autopar.report.pipeline import explain_pipeline, pipeline_object, trace_of
+        from autopar.report.pipeline import explain_pipeline, pipeline_object
+        from autopar.report.trace import trace_of
 
         pipeline = again.pipeline()
         if trace is not None:

@@ -1,4 +1,4 @@
-"""A timeline in the trace format of Chrome, which Perfetto opens.
+"""A timeline as events of Chrome's trace format, which Perfetto opens.
 
 Every rank is a process with a track for each stream; transfers are flows from the sender's track to
 the action that they arrive for; what a rank holds for backward is a counter. Times are in
@@ -7,33 +7,35 @@ microseconds, as the format asks ("Trace Event Format", Google, complete, flow a
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from autopar.pipeline.actions import Action, Schedule
 from autopar.pipeline.play import Span, Stream, Timeline, memory
 
 MICRO = 1e6
+Event = dict[str, Any]
 STREAMS: tuple[Stream, ...] = ("compute", "send", "data")
 NAMES = {"F": "forward", "B": "backward", "I": "backward of inputs", "W": "backward of weights"}
 
 
-def chrome_trace(
+def timeline_events(
     timeline: Timeline,
     schedule: Schedule,
     kept_bytes: Callable[[int], float],
     state_bytes: Callable[[int], float],
-) -> str:
-    """The trace as JSON text.
+) -> list[Event]:
+    """Every rank is a process of its number.
 
     kept_bytes:  what a stage keeps of one microbatch for backward.
     state_bytes: what a rank holds all the time.
     """
-    events = [*_tracks(timeline)]
+    events: list[Event] = []
+    for rank in range(len(timeline.busy_s)):
+        events += process_tracks(rank, f"pipeline rank {rank}", STREAMS)
     compute = timeline.compute()
     for number, span in enumerate(timeline.spans):
-        events.append(_complete(span))
+        events.append(_span(span))
         if span.stream == "send" and span.target is not None:
             events += _flow(number, span, schedule, compute)
     curves = memory(timeline, kept_bytes, lambda stage: 0.0)
@@ -48,49 +50,50 @@ def chrome_trace(
                     "args": {"state": state_bytes(rank), "for backward": held},
                 }
             )
-    return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}, indent=1) + "\n"
+    return events
 
 
-def _tracks(timeline: Timeline) -> Iterator[dict[str, Any]]:
-    for rank in range(len(timeline.busy_s)):
-        yield {
-            "ph": "M",
-            "name": "process_name",
-            "pid": rank,
-            "args": {"name": f"pipeline rank {rank}"},
-        }
-        for thread, stream in enumerate(STREAMS):
-            yield {
-                "ph": "M",
-                "name": "thread_name",
-                "pid": rank,
-                "tid": thread,
-                "args": {"name": stream},
-            }
+def process_tracks(process: int, name: str, tracks: Sequence[str]) -> Iterator[Event]:
+    """The names of a process and of its tracks, which are numbered in their order."""
+    named = {"ph": "M", "name": "process_name", "pid": process, "args": {"name": name}}
+    yield named
+    for track, its in enumerate(tracks):
+        yield {**named, "name": "thread_name", "tid": track, "args": {"name": its}}
 
 
-def _complete(span: Span) -> dict[str, Any]:
+def complete(
+    process: int, track: int, name: str, category: str, at_s: tuple[float, float], **args: Any
+) -> Event:
+    """Something that starts and ends."""
+    start_s, end_s = at_s
+    return {
+        "ph": "X",
+        "name": name,
+        "cat": category,
+        "pid": process,
+        "tid": track,
+        "ts": start_s * MICRO,
+        "dur": (end_s - start_s) * MICRO,
+        "args": args,
+    }
+
+
+def _span(span: Span) -> Event:
     action = span.action
     what = str(action)
     if span.stream == "send":
         what = f"{action} to stage {span.target}"
     elif span.stream == "data":
         what = f"gradients of stage {action.stage}"
-    return {
-        "ph": "X",
-        "name": what,
-        "cat": NAMES[action.kind] if span.stream == "compute" else span.stream,
-        "pid": span.rank,
-        "tid": STREAMS.index(span.stream),
-        "ts": span.start_s * MICRO,
-        "dur": (span.end_s - span.start_s) * MICRO,
-        "args": {"stage": action.stage, "microbatch": action.microbatch},
-    }
+    category = NAMES[action.kind] if span.stream == "compute" else span.stream
+    track, at_s = STREAMS.index(span.stream), (span.start_s, span.end_s)
+    of = {"stage": action.stage, "microbatch": action.microbatch}
+    return complete(span.rank, track, what, category, at_s, **of)
 
 
 def _flow(
     number: int, span: Span, schedule: Schedule, compute: Mapping[Action, Span]
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[Event]:
     """From a send to the first action that it can be for."""
     assert span.target is not None
     kinds = "F" if span.action.kind == "F" else "BI"

@@ -1,11 +1,9 @@
 """What a stage of a model takes, played on a compute stream and a communication stream.
 
-Units are the pieces that state sharding moves whole: what lies outside the blocks (the root), and
-each call of a block. Model-axis collectives stand in line with compute. Data-axis traffic runs on
-the communication stream: a unit's parameters are gathered while the unit before it computes, its
-gradients are reduced as soon as its backward is done, or where nothing is sharded as soon as they
-fill a bucket. What compute cannot cover is exposed; what it covers takes `contention` of its
-seconds from the compute.
+Units are what state sharding moves whole: what lies outside the blocks (the root), and each call of
+a block. They are played as `autopar.pricing.streams` has it; where nothing is sharded, gradients
+are reduced as soon as they fill a bucket. What compute cannot cover is exposed; what it covers
+takes `contention` of its seconds from the compute.
 """
 
 from __future__ import annotations
@@ -14,15 +12,15 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from autopar.cost_models.columns import Number, larger_of
+from autopar.cost_models.columns import Number
 from autopar.cost_models.compute import update_time_s
 from autopar.nouns.cluster import Cluster
-from autopar.nouns.prefetch import USUAL
 from autopar.nouns.recompute import COMPUTE, FULL, NONE, SELECTIVE, Recompute
 from autopar.pricing.offload import kept_bytes, streamed_s
 from autopar.pricing.reduced import Reduced, Traffic, Way, in_buckets_s, least_shown
 from autopar.pricing.software.states import spent, updated_s
 from autopar.pricing.state import StateSharding
+from autopar.pricing.streams import Note, UnitTime, play
 from autopar.pricing.summary import Summary
 from autopar.pricing.units.moves import (
     contention_of,
@@ -65,50 +63,44 @@ class StageTime:
 
 
 @dataclass(frozen=True, slots=True)
-class _Piece:
-    """Seconds of a unit under a policy; ``unit``: its own figures."""
+class _Unit(UnitTime):
+    """A unit under a policy; ``unit``: its own figures."""
 
     unit: Unit
-    forward_s: Number
-    backward_s: Number
-    gather_s: float
-    regather_s: float
-    reduce_s: float
-    reduce_last_s: float
 
 
 @dataclass(frozen=True, slots=True)
-class _Pieces:
+class _Units:
     """The root, then every call of a block in order; each with how often there is one like it."""
 
-    calls: list[_Piece]
-    distinct: list[tuple[_Piece, int]]
+    calls: list[_Unit]
+    distinct: list[tuple[_Unit, int]]
 
     @staticmethod
     def of(
         summary: Summary, state: StateSharding, cluster: Cluster, recompute: Recompute
-    ) -> _Pieces:
+    ) -> _Units:
         each = [*zip(summary.calls, recompute.by_call(len(summary.calls)), strict=True)]
         counts = Counter(each)
         bodies = {
-            call: _piece(summary.bodies[call[0]], state, cluster, call[1], root=False)
+            call: _unit(summary.bodies[call[0]], state, cluster, call[1], root=False)
             for call in counts
         }
-        root = _piece(summary.root, state, cluster, NONE, root=True)
+        root = _unit(summary.root, state, cluster, NONE, root=True)
         distinct = [(root, 1), *((bodies[call], count) for call, count in counts.items())]
-        return _Pieces([root, *(bodies[call] for call in each)], distinct, state.trainer is None)
+        return _Units([root, *(bodies[call] for call in each)], distinct, state.trainer is None)
 
     exact: bool
     """Sums are one by one: what is equal to the last digit decides between equal cuts."""
 
-    def sum(self, figure: Callable[[_Piece], Number]) -> Number:
+    def sum(self, figure: Callable[[_Unit], Number]) -> Number:
         if self.exact:
             return sum(map(figure, self.calls))
-        return sum(count * figure(piece) for piece, count in self.distinct)
+        return sum(count * figure(one) for one, count in self.distinct)
 
-    def count(self, seconds: Callable[[_Piece], float]) -> int:
+    def count(self, seconds: Callable[[_Unit], float]) -> int:
         """Those that take any."""
-        return sum(count for piece, count in self.distinct if seconds(piece) > 0)
+        return sum(count for one, count in self.distinct if seconds(one) > 0)
 
 
 def stage_time(
@@ -121,29 +113,29 @@ def stage_time(
     """What the actions of one stage take; ``summary`` is of that stage alone. ``beside``: its
     gradients are reduced beside its last backward, as where the model is one stage, and under
     published software."""
-    pieces = _Pieces.of(summary, state, cluster, recompute)
+    units = _Units.of(summary, state, cluster, recompute)
     gathers, hides = state.split.parameters, _hides(state, cluster)
     contention = contention_of(cluster) if state.trainer is None else state.trainer.contention
-    forward_s, backward_s = pieces.sum(_forward_s), pieces.sum(_backward_s)
-    gathered_s = pieces.sum(lambda p: p.gather_s)
-    behind_s = pieces.sum(lambda p: p.reduce_s + p.regather_s * gathers)
+    forward_s, backward_s = units.sum(_forward_s), units.sum(_backward_s)
+    gathered_s = units.sum(lambda p: p.gather_s)
+    behind_s = units.sum(lambda p: p.reduce_s + p.regather_s * gathers)
     forward, total = forward_s, forward_s + backward_s
     if behind_s or (gathers and gathered_s):
-        forward, total = _play(pieces.calls, None, gathers, hides, state.prefetch)
+        forward, total = play(units.calls, None, gathers, hides, state.prefetch)
     ahead = Traffic(gathered_s * gathers, forward - forward_s)
     behind = Traffic(behind_s, total - forward - backward_s)
     first = Traffic()
     if state.fsdp and not gathers:
-        first = Traffic(gathered_s, _play(pieces.calls, None, True, hides)[0] - forward)
-    last = _last(pieces, state, cluster, beside, total, gathers, hides)
+        first = Traffic(gathered_s, play(units.calls, None, True, hides)[0] - forward)
+    last = _last(units, state, cluster, beside, total, gathers, hides)
     moved = (
-        pieces.sum(lambda p: p.unit.moved_forward_s),
-        pieces.sum(lambda p: p.unit.moved_backward_s),
+        units.sum(lambda p: p.unit.moved_forward_s),
+        units.sum(lambda p: p.unit.moved_backward_s),
     )
     return StageTime(
         forward_s=forward_s + ahead.added_s(contention),
         backward_s=backward_s + behind.added_s(contention),
-        weights_s=pieces.sum(lambda p: p.unit.weights_s),
+        weights_s=units.sum(lambda p: p.unit.weights_s),
         reduce_s=last.traffic.added_s(contention),
         update_s=_optimizer_s(summary, state, cluster),
         late_s=_late_reduction_s(summary, state, cluster),
@@ -153,14 +145,30 @@ def stage_time(
         inline_s=moved,
         moved_s=ahead.moved_s + behind.moved_s,
         moved_once_s=first.moved_s + last.traffic.moved_s,
-        met=_meetings(pieces, gathers),
-        met_once=_meetings_once(pieces, last.each, state),
+        met=_meetings(units, gathers),
+        met_once=_meetings_once(units, last.each, state),
         way=last.way,
     )
 
 
+def note_microbatch(
+    summary: Summary,
+    state: StateSharding,
+    cluster: Cluster,
+    recompute: Recompute,
+    beside: bool,
+    note: Note,
+) -> None:
+    """Plays the last microbatch of a stage as `stage_time` does, for ``note``."""
+    units = _Units.of(summary, state, cluster, recompute)
+    gathers, hides = state.split.parameters, _hides(state, cluster)
+    total_s = play(units.calls, None, gathers, hides, state.prefetch)[1]
+    each = _last(units, state, cluster, beside, total_s, gathers, hides).each if beside else None
+    play(units.calls, each, gathers, hides, state.prefetch, note)
+
+
 def _last(
-    pieces: _Pieces,
+    units: _Units,
     state: StateSharding,
     cluster: Cluster,
     beside: bool,
@@ -171,40 +179,40 @@ def _last(
     """What is reduced in the last backward alone."""
 
     def reduced(way: Way) -> Reduced:
-        each = _reduced_s(pieces, state, cluster, way)
+        each = _reduced_s(units, state, cluster, way)
         reduced_s = left_s = sum(each)
         if beside and reduced_s:
-            left_s = _play(pieces.calls, each, gathers, hides, state.prefetch)[1] - total_s
+            left_s = play(units.calls, each, gathers, hides, state.prefetch)[1] - total_s
         return Reduced(Traffic(reduced_s, left_s), each, way)
 
     return least_shown(reduced, state, cluster, beside, total_s)
 
 
-def _forward_s(piece: _Piece) -> float:
-    return piece.forward_s
+def _forward_s(one: _Unit) -> float:
+    return one.forward_s
 
 
-def _backward_s(piece: _Piece) -> float:
-    return piece.backward_s
+def _backward_s(one: _Unit) -> float:
+    return one.backward_s
 
 
-def _meetings(pieces: _Pieces, gathers: bool) -> tuple[int, int]:
+def _meetings(units: _Units, gathers: bool) -> tuple[int, int]:
     forward, backward = (
-        sum(count * piece.unit.meetings[way] for piece, count in pieces.distinct) for way in (0, 1)
+        sum(count * one.unit.meetings[way] for one, count in units.distinct) for way in (0, 1)
     )
     if gathers:
-        forward += pieces.count(lambda p: p.gather_s)
-        backward += pieces.count(lambda p: p.regather_s)
-    return forward, backward + pieces.count(lambda p: p.reduce_s)
+        forward += units.count(lambda p: p.gather_s)
+        backward += units.count(lambda p: p.regather_s)
+    return forward, backward + units.count(lambda p: p.reduce_s)
 
 
 def _meetings_once(
-    pieces: _Pieces, reduced: Sequence[float], state: StateSharding
+    units: _Units, reduced: Sequence[float], state: StateSharding
 ) -> tuple[int, int]:
     last = sum(seconds > 0 for seconds in reduced)
     if not state.fsdp:
         return 0, min(1, last)  # buckets are waited for once, at the end
-    return 0 if state.split.parameters else pieces.count(lambda p: p.gather_s), last
+    return 0 if state.split.parameters else units.count(lambda p: p.gather_s), last
 
 
 def _hides(state: StateSharding, cluster: Cluster) -> bool:
@@ -215,61 +223,7 @@ def _hides(state: StateSharding, cluster: Cluster) -> bool:
     return not (state.fsdp and cluster.levels[-1].library == "gloo")
 
 
-def _play(
-    units: Sequence[_Piece],
-    last: Sequence[float] | None,
-    gather: bool,
-    hides: bool,
-    ahead: int = USUAL,
-) -> tuple[float, float]:
-    """Seconds of one microbatch's forward, and of all of it.
-
-    last: of the last one, what each unit reduces in it alone.
-
-    Unit 0 is the root, gathered first and reduced last. The gather of a unit is issued when the
-    unit ``ahead`` before it starts to compute, so backward it goes before that unit's reduction.
-    ``hides``: communication runs beside compute, else each waits for the other.
-    """
-    compute = communication = 0.0
-    longer = larger_of(*(unit.forward_s for unit in units))
-
-    def moved(issued: float, seconds: float) -> float:
-        """When a collective is done; it starts no sooner than ``issued``."""
-        nonlocal compute, communication
-        if not seconds:
-            return 0.0
-        if not hides:
-            compute = compute + seconds
-            return compute
-        communication = longer(communication, issued) + seconds
-        return communication
-
-    def gathered(seconds: Sequence[float], place: int) -> float:
-        """When the unit at ``place`` may start; issues the gathers of those that follow it."""
-        if not gather:
-            return compute
-        if len(arrived) == place:
-            arrived.append(moved(compute, seconds[place]))
-        start = longer(compute, arrived[place])
-        for following in seconds[len(arrived) : place + ahead + 1]:
-            arrived.append(moved(start, following))
-        return longer(start, compute)
-
-    arrived: list[float] = []
-    seconds = [unit.gather_s for unit in units]
-    for place, unit in enumerate(units):
-        compute = gathered(seconds, place) + unit.forward_s
-    forward = compute
-    backward = units[::-1]
-    reduced = last[::-1] if last is not None else [0.0] * len(units)
-    arrived, seconds = [], [unit.regather_s for unit in backward]
-    for place, (unit, own_s) in enumerate(zip(backward, reduced, strict=True)):
-        compute = gathered(seconds, place) + unit.backward_s
-        moved(compute, unit.reduce_s + own_s)
-    return forward, longer(compute, communication)
-
-
-def _piece(unit: Unit, state: StateSharding, cluster: Cluster, policy: str, root: bool) -> _Piece:
+def _unit(unit: Unit, state: StateSharding, cluster: Cluster, policy: str, root: bool) -> _Unit:
     spent = _spent_s(unit, state, cluster)
     again = {
         NONE: 0.0,
@@ -277,8 +231,8 @@ def _piece(unit: Unit, state: StateSharding, cluster: Cluster, policy: str, root
         COMPUTE: unit.forward_s - unit.rings_s,
         FULL: unit.forward_s + unit.moved_again_s,
     }[policy]
-    return _Piece(
-        unit,
+    return _Unit(
+        unit=unit,
         forward_s=unit.forward_s + unit.moved_forward_s,
         backward_s=unit.backward_s + unit.moved_backward_s + again,
         gather_s=spent["gather_forward"],
@@ -301,12 +255,12 @@ def _spent_s(unit: Unit, state: StateSharding, cluster: Cluster) -> dict[str, fl
     return seconds
 
 
-def _reduced_s(pieces: _Pieces, state: StateSharding, cluster: Cluster, way: Way) -> list[float]:
+def _reduced_s(units: _Units, state: StateSharding, cluster: Cluster, way: Way) -> list[float]:
     """For each unit, what of its gradients is reduced in the last backward alone: its own, or
     where nothing is sharded the buckets that they fill."""
     if state.fsdp or state.trainer is not None:
-        return [piece.reduce_last_s for piece in pieces.calls]
-    return in_buckets_s([piece.unit for piece in pieces.calls], state, cluster, way)
+        return [one.reduce_last_s for one in units.calls]
+    return in_buckets_s([one.unit for one in units.calls], state, cluster, way)
 
 
 def _late_reduction_s(summary: Summary, state: StateSharding, cluster: Cluster) -> float:

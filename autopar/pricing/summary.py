@@ -150,8 +150,8 @@ def _unit(lowered: Lowered, prices: Prices) -> Unit:
     forward, backward, weights, light, rings = _computed(lowered, prices)
     pieces = InPieces.of(lowered, prices)
     moved, met = _moved(lowered, prices, pieces)
-    trained, frozen, deferred, cutting = _parameters(lowered)
-    added = prices.added(sum(n * DTYPE_BYTES[kind.dtype] for kind, n in trained.items()))
+    trained, frozen, deferred, cutting = parameters_of(lowered)
+    added = adding(trained, prices)
     return Unit(
         forward / PICOSECONDS,
         (backward + added) / PICOSECONDS,
@@ -168,6 +168,11 @@ def _unit(lowered: Lowered, prices: Prices) -> Unit:
         rings / PICOSECONDS,
         cutting,
     )
+
+
+def adding(trained: Mapping[Kind, int], prices: Prices) -> int:
+    """Picoseconds of adding a unit's gradients to those of the microbatches before."""
+    return prices.added(sum(n * DTYPE_BYTES[kind.dtype] for kind, n in trained.items()))
 
 
 def _moved_again(lowered: Lowered, prices: Prices, pieces: InPieces) -> int:
@@ -232,7 +237,7 @@ def _moved(
     return (forward, backward), (met_forward, met_backward)
 
 
-def _parameters(
+def parameters_of(
     lowered: Lowered,
 ) -> tuple[dict[Kind, int], dict[Kind, int], dict[str, int], frozenset[str]]:
     """Elements on one model rank, trained and frozen, by kind; bytes of gradients that are partial

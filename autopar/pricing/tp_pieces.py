@@ -157,36 +157,55 @@ def _best(prices: Prices, one: Beside) -> Priced:
     return fastest if plain.total_ps - fastest.total_ps >= worth else plain
 
 
+@dataclass(frozen=True, slots=True)
+class Laid:
+    """One way of it in seconds: products in one piece, all pieces of them, all pieces of the
+    collective, and what they take together."""
+
+    whole_s: float
+    products_s: float
+    moved_s: float
+    time_s: float
+
+    @property
+    def added_ps(self) -> int:
+        """Beyond the products in one piece."""
+        return round((self.time_s - self.whole_s) * PICOSECONDS)
+
+
 def priced(prices: Prices, one: Beside, pieces: int) -> Priced:
     """In so many pieces, whether that is wise or not."""
+    there, back = laid(prices, one, pieces)
+    return Priced(pieces, there.added_ps, back.added_ps)
+
+
+def laid(prices: Prices, one: Beside, pieces: int) -> tuple[Laid, Laid]:
+    """Forward and backward. Where the gradients of weights wait for all of what a gather gives,
+    backward is the other half alone."""
     forward, backward = one.compute_ps
     thin = _thinness(prices.cluster, one, pieces)
-    if one.kind == SCATTERED:  # gradients of weights wait for all of the gathered one
+    if one.kind == SCATTERED:
         there, back = (forward, thin), (backward // 2, thin)
     else:  # half of a backward is made in pieces
         there, back = (forward, thin), (backward, (1 + thin) / 2)
-    return Priced(
-        pieces,
-        _added(prices, one.forward, *there, pieces),
-        _added(prices, one.backward, *back, pieces),
-    )
+    return _laid(prices, one.forward, *there, pieces), _laid(prices, one.backward, *back, pieces)
 
 
-def _added(
+def _laid(
     prices: Prices, moved: Sequence[Collective], compute_ps: int, thin: float, pieces: int
-) -> int:
-    """Picoseconds beyond those of the products."""
+) -> Laid:
+    whole_s = compute_ps / PICOSECONDS
     if pieces == 1 or not moved:
-        return sum(map(prices.collective, moved))
+        moved_s = sum(map(prices.collective, moved)) / PICOSECONDS
+        return Laid(whole_s, whole_s, moved_s, whole_s + moved_s)
     small = [replace(c, size_bytes=-(-c.size_bytes // pieces)) for c in moved]
     moved_s = pieces * sum(map(prices.collective, small)) / PICOSECONDS
-    whole_s = compute_ps / PICOSECONDS
     products_s = thin * whole_s
     piece_s, contention = _overhead(prices.cluster, prices.mesh, moved[0].axis)
     constants = {**kernel_constants(), "piece_s": piece_s}
     time_s = in_pieces_s(whole_s, products_s / pieces, moved_s, pieces, constants)
     hidden_s = min(products_s, moved_s) * (1 - 1 / pieces)
-    return round((time_s + contention * hidden_s - whole_s) * PICOSECONDS)
+    return Laid(whole_s, products_s, moved_s, time_s + contention * hidden_s)
 
 
 def _overhead(cluster: Cluster, mesh: Mesh, axis: str) -> tuple[float, float]:

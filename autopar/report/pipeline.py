@@ -188,15 +188,3 @@ def pipeline_object(priced: PricedPipeline) -> dict[str, Any]:
             {k: row[k] for k in ("cut", "moved", "more_s", "fits")} for row in other_cuts(priced)
         ],
     }
-
-
-def trace_of(priced: PricedPipeline) -> str:
-    """The timeline for Perfetto."""
-    from autopar.pipeline.trace import chrome_trace
-
-    saved = [priced.prices.saved_bytes(stage, *run) for stage, run in enumerate(priced.runs)]
-    memories = priced.prices.memory(priced.runs, priced.schedule)
-    state = [m.parameters + m.gradients + m.optimizer for m in memories]
-    return chrome_trace(
-        priced.timeline, priced.schedule, lambda stage: saved[stage], lambda rank: state[rank]
-    )
