@@ -1,8 +1,9 @@
 """A step for Perfetto: its timeline, and of each stage the last microbatch op by op, as priced.
 
 There every unit is a span on the track ``units``; its ops are on ``compute``, its collectives over
-model axes on ``model axes``, what gathers its parameters and reduces its gradients on ``data axes``.
-What hidden collectives over data axes take of the compute comes behind a pass as one span.
+model axes on ``model axes``, what gathers its parameters and reduces its gradients on
+``data axes``. What hidden collectives over data axes take of the compute comes behind a pass as one
+span.
 """
 
 from __future__ import annotations

@@ -27,8 +27,8 @@ from autopar.pricing.prices import Prices
 from autopar.pricing.sends import Order
 from autopar.pricing.summary import summarise
 from autopar.report.pipeline import other_cuts
-from autopar.report.trace import trace_of
 from autopar.report.render import to_text
+from autopar.report.trace import trace_of
 from tests import plans
 from tests.planner.graphs import gpt
 from tests.planner.test_search import LARGE, NODE, question
