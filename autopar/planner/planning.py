@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -190,9 +191,10 @@ def plan_captured(
     if obstacle is not None:
         check_one_rank(pins, obstacle, captured.samples)
     check_ways(graph, pins)
+    cuts_of = partial(_cuts, batch_dims=batch_dims, pins=pins, workload=workload, cluster=cluster)
     question = Question(
         graph=graph,
-        cuts=_cuts(graph, batch_dims, pins, workload, cluster),
+        cuts=cuts_of(graph),
         batch=captured.samples,
         obstacles=flow.obstacles,
         cluster=cluster,
@@ -209,8 +211,7 @@ def plan_captured(
         clips=workload.clip_norm is not None,
     )
     check_reduce(question)
-    whole = replace(question, graph=plain, cuts=_cuts(plain, batch_dims, pins, workload, cluster))
-    question, chunks, outcome = _searched(question, whole, chunks, progress)
+    question, chunks, outcome = _searched(question, plain, cuts_of, chunks, progress)
     on_top = chosen(question, outcome)
     question, outcome = on_top.question, on_top.outcome
     made = _plan(outcome, question, captured, workload, workload_ref, style, missing)
@@ -261,18 +262,29 @@ def _asked(
 
 
 def _searched(
-    question: Question, whole: Question, chunks: int | None, progress: Progress
+    question: Question,
+    plain: Graph,
+    cuts_of: Callable[[Graph], Cuts],
+    chunks: int | None,
+    progress: Progress,
 ) -> tuple[Question, int | None, Outcome]:
-    """What is answered, in how many chunks of the loss head, and the answer; ``whole``: the
-    question of whole logits."""
+    """What is answered, in how many chunks of the loss head, and the answer; ``plain``: the graph
+    with logits."""
+
+    @cache
+    def whole() -> Question:
+        return replace(question, graph=plain, cuts=cuts_of(plain))
+
+    answered = question
     if chunks == AS_MANY_AS_IT_TAKES:
-        chunks, outcome = searched_in_chunks(question, whole, progress, search_or_advise)
-        question = (
-            whole if chunks is None else replace(question, graph=in_chunks(whole.graph, chunks))
-        )
+        chunks, outcome = searched_in_chunks(question, plain, whole, progress, search_or_advise)
+        if chunks is None:
+            answered = whole()
+        else:
+            answered = replace(question, graph=in_chunks(plain, chunks))
     else:
         outcome = search_or_advise(question, progress)
-    return replace(question, cluster=outcome.cluster), chunks, outcome
+    return replace(answered, cluster=outcome.cluster), chunks, outcome
 
 
 def _cuts(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from autopar.cost_models.columns import Number, larger
 from autopar.nouns.buckets import BUCKET_BYTES, BUCKETS, FIRST_BUCKET_BYTES, GAIN
@@ -15,7 +16,7 @@ from autopar.nouns.cluster import Cluster
 from autopar.nouns.reduction import LIBRARY, TWO_LEVEL
 from autopar.pricing.state import StateSharding
 from autopar.pricing.two_level import SubGroups, data_cut, two_level_time_s
-from autopar.pricing.units.moves import bucket_time_s, contention_of
+from autopar.pricing.units.moves import before_counts, bucket_time_s, contention_of
 from autopar.pricing.units.unit import Unit
 
 
@@ -100,6 +101,18 @@ def in_buckets_s(
     sent: dict[str, float] = {}
     waiting: dict[str, float] = {}
     room = FIRST_BUCKET_BYTES
+    counted = {
+        axis
+        for axis in {axis for of in sizes.values() for axis in of}
+        if before_counts(cluster, state.mesh, axis, way.bucket_bytes)
+    }
+
+    @cache
+    def taken_s(axis: str, before: float, size: float) -> float:
+        if cut is not None and axis == all_data:
+            return _two_level_s(cluster, cut, size, way.bucket_bytes)
+        return bucket_time_s(cluster, state.mesh, axis, before, size, way.bucket_bytes)
+
     for i, unit in reversed(list(enumerate(units))):
         for axis, size in sizes[id(unit)].items():
             waiting[axis] = waiting.get(axis, 0.0) + size
@@ -108,12 +121,7 @@ def in_buckets_s(
         room = way.bucket_bytes
         for axis, size in waiting.items():
             before = sent.get(axis, 0.0)
-            if cut is not None and axis == all_data:
-                seconds[i] += _two_level_s(cluster, cut, size, way.bucket_bytes)
-            else:
-                seconds[i] += bucket_time_s(
-                    cluster, state.mesh, axis, before, size, way.bucket_bytes
-                )
+            seconds[i] += taken_s(axis, before if axis in counted else 0.0, size)
             sent[axis] = before + size
         waiting = {}
     return seconds

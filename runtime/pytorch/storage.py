@@ -19,7 +19,6 @@ Gradients are sums over the data ranks, never means: the loss of a rank is a sha
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -48,6 +47,7 @@ from autopar.runtime.pytorch.portions import weighted
 from autopar.runtime.pytorch.ranks import Ranks
 from autopar.runtime.pytorch.shard_groups import ShardGroups
 from autopar.runtime.pytorch.two_level import TwoLevelSum
+from autopar.runtime.pytorch.units import unit_modules
 from autopar.runtime.shared.settings import ProgramError, Settings
 from autopar.torch_private.distributed import ddp_ignores, fsdp_post_backward
 from autopar.torch_private.modules import buffers_of, parameters_of, unsaved_of
@@ -266,7 +266,9 @@ class Sharded(Storage):
             group.set_gradient_divide_factor(1.0)
             group.set_force_sum_reduction_for_comms(True)
         if settings.split.parameters and settings.prefetch != USUAL:
-            gather_ahead(self.groups, settings.prefetch)
+            called = (*unit_modules(self.model, settings.units, in_order=True), self.model)
+            ordered = [module for module in called if isinstance(module, FSDPModule)]
+            gather_ahead(ordered, settings.prefetch)
 
     def _policy(self, module: nn.Module, here: list[nn.Parameter]) -> MixedPrecisionPolicy:
         trained = {p.dtype for p in here if p.requires_grad}
@@ -375,34 +377,6 @@ def targets(*held: Iterable[tuple[str, torch.Tensor, Region]]) -> dict[str, Targ
             else replace(known, twins=(*known.twins, tensor))
         )
     return by_name
-
-
-def unit_modules(model: nn.Module, patterns: Iterable[str]) -> list[nn.Module]:
-    """The modules whose path matches a pattern, inner ones first; ``*`` is one path component."""
-    wanted = [p.split(".") for p in patterns]
-    modules = [
-        (path, module)
-        for path, module in model.named_modules()
-        if any(_matches(path.split("."), pattern) for pattern in wanted)
-    ]
-    missing = [
-        ".".join(p) for p in wanted if not any(_matches(path.split("."), p) for path, _ in modules)
-    ]
-    if missing:
-        raise ProgramError(f"SETTINGS.units names {missing}, and the model has no such module")
-    return [module for _, module in sorted(modules, key=lambda f: -f[0].count("."))]
-
-
-def has_units(model: nn.Module, pattern: str) -> bool:
-    """Whether a module's path matches ``pattern``."""
-    wanted = pattern.split(".")
-    return any(_matches(path.split("."), wanted) for path, _ in model.named_modules())
-
-
-def _matches(path: list[str], pattern: list[str]) -> bool:
-    return len(path) == len(pattern) and all(
-        fnmatch.fnmatchcase(part, want) for part, want in zip(path, pattern, strict=True)
-    )
 
 
 def unfilled(like: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -20,6 +20,7 @@ from autopar.runtime.pytorch import gathered_ahead
 from tests.plans import gpus
 
 MODEL = """
+import dataclasses
 import torch
 from torch import nn
 import autopar
@@ -70,6 +71,29 @@ def workload(large):
 
 
 alike, mixed = workload(False), workload(True)
+
+
+class Woven(nn.Module):
+    # Two lists whose members take turns, the one that is called last declared first.
+    def __init__(self, back):
+        super().__init__()
+        self.b = nn.ModuleList(nn.Linear(D, D, bias=False) for _ in range(4))
+        self.a = nn.ModuleList(Small() for _ in range(4))
+        self.back = back
+
+    def forward(self, x, ids):
+        every = list(zip(self.a, self.b))
+        for a, b in reversed(every) if self.back else every:
+            x = a(x)
+            x = b(x).relu() + x
+        return x.square().mean()
+
+
+def turns(back):
+    return dataclasses.replace(alike, model=lambda: Woven(back))
+
+
+woven, backwards = turns(False), turns(True)
 """
 GATHERED = {"dp_shard": "4", "zero": "3", "recompute": "none", "microbatch": "8"}
 
@@ -184,9 +208,11 @@ def test_programs_compute_the_same(where: Path) -> None:
             {"prefetch": "2", "recompute": "full", "dp_shard": "2", "dp_replicate": "2"},
             {"prefetch": "0", "dp_shard": "2", "pp": "2", "schedule": "1f1b", "microbatch": "4"},
             {"prefetch": "2", "dp_shard": "2", "pp": "2", "schedule": "zb-h1", "microbatch": "4"},
+            {"prefetch": "2", "model": "woven"},
+            {"prefetch": "2", "model": "backwards"},
         )
     ):
-        made = planned(where, "alike", 450, **fix)
+        made = planned(where, fix.pop("model", "alike"), 450, **fix)
         folders.append(where / f"plan{i}")
         plan_folder.write(folders[-1], plan_files(made, folders[-1])[0])
         assert (
@@ -195,4 +221,5 @@ def test_programs_compute_the_same(where: Path) -> None:
         )
     for result in verify_many(folders):
         assert result.passed
+        assert result.collectives_match
         assert result.exact.largest < 1e-12

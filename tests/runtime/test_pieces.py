@@ -26,7 +26,8 @@ from autopar.runtime.pytorch.parameters import (
     region_shape,
 )
 from autopar.runtime.pytorch.ranks import Ranks
-from autopar.runtime.pytorch.storage import materialise, unit_modules
+from autopar.runtime.pytorch.storage import materialise
+from autopar.runtime.pytorch.units import unit_modules
 from autopar.runtime.shared.settings import ProgramError, Settings
 
 

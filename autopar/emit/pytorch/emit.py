@@ -29,6 +29,7 @@ from autopar.emit.pytorch.precision import wide_values
 from autopar.emit.pytorch.scopes import scopes
 from autopar.emit.pytorch.stages import stage_classes
 from autopar.emit.pytorch.top import model_class
+from autopar.emit.pytorch.units import units_of
 from autopar.emit.pytorch.views import shorter_views
 from autopar.emit.pytorch.widths import with_arguments
 from autopar.emit.sizes import NONE, Sizes
@@ -232,7 +233,7 @@ def _settings(lowered: Lowered, plan: Plan, captured: CapturedModel | None) -> l
         given.append(f"prefetch={plan.prefetch}")
     if inside := ranks_inside(plan.all_reduce):
         given.append(f"two_level={inside}")
-    units = _units(lowered)
+    units = units_of(lowered, in_order=plan.prefetch is not None)
     given.append(f"units={literal(units)}")
     if captured is not None:
         whole = tuple(e.name for e in captured.batch if e.batch_dim is None)
@@ -248,26 +249,6 @@ def _settings(lowered: Lowered, plan: Plan, captured: CapturedModel | None) -> l
     lines = Lines(0)
     lines.add(f"SETTINGS = Settings({', '.join(given)})")
     return lines.lines
-
-
-def _units(lowered: Lowered) -> tuple[str, ...]:
-    """Patterns of the repeated blocks: their parameters travel together.
-
-    ``head.*`` stands for a list of which every member repeats; otherwise members are named.
-    """
-    instances = {i for block in lowered.graph.blocks.values() for i in block.units}
-    members: dict[str, set[str]] = {}
-    for name, _ in lowered.graph.parameters():
-        parts = name.split(".")
-        for i in range(1, len(parts)):
-            members.setdefault(".".join(parts[:i]), set()).add(".".join(parts[: i + 1]))
-    units = []
-    for block in lowered.graph.blocks.values():
-        for instance in block.units:
-            head, _, last = instance.rpartition(".")
-            every = last.isdigit() and head and members.get(head, set()) <= instances
-            units.append(f"{head}.*" if every else instance)
-    return tuple(dict.fromkeys(units))
 
 
 def _docstring(lowered: Lowered, plan: Plan, captured: CapturedModel | None, body: str) -> str:

@@ -81,27 +81,34 @@ def _logits_bytes(graph: Graph, head: LossHead) -> int:
 
 
 def searched_in_chunks(
-    question: Question, plain: Question, progress: Progress, search: Search
+    question: Question,
+    plain: Graph,
+    whole: Callable[[], Question],
+    progress: Progress,
+    search: Search,
 ) -> tuple[int | None, Outcome]:
     """The fastest layout that fits with as many chunks as that takes, and how many these are; None:
     whole logits are faster.
 
-    question: of a graph whose chunks are open; ``plain``: that with logits; ``search``: what
-    answers where nothing fits but with few rows at a time, and raises where nothing does.
+    question: of a graph whose chunks are open; ``plain``: that with logits, ``whole``: the question
+    of it; ``search``: what answers where nothing fits but with few rows at a time, and raises where
+    nothing does.
     """
     try:
         outcome = search_plan(question, progress)
-        chunks, outcome = _settled(question, outcome, plain.graph, LEAST_ROWS)
+        chunks, outcome = _settled(question, outcome, plain, LEAST_ROWS)
     except NothingFits:
         progress(f"nothing fits with {LEAST_ROWS} rows of logits at a time; fewer are tried")
     else:
-        whole = _with_logits(plain, outcome, progress) if chunks == 1 else None
-        return (chunks, outcome) if whole is None else (None, whole)
-    finer = replace(question, graph=in_chunks(plain.graph, AS_MANY_AS_IT_TAKES, FEWEST_ROWS))
-    return _settled(finer, search(finer, progress), plain.graph, FEWEST_ROWS)
+        other = _with_logits(whole, outcome, progress) if chunks == 1 else None
+        return (chunks, outcome) if other is None else (None, other)
+    finer = replace(question, graph=in_chunks(plain, AS_MANY_AS_IT_TAKES, FEWEST_ROWS))
+    return _settled(finer, search(finer, progress), plain, FEWEST_ROWS)
 
 
-def _with_logits(plain: Question, outcome: Outcome, progress: Progress) -> Outcome | None:
+def _with_logits(
+    whole: Callable[[], Question], outcome: Outcome, progress: Progress
+) -> Outcome | None:
     """The fastest pipeline of as many ranks, each as many ways split, that makes logits whole; None
     where that is not faster. A head whose gradients are made with it makes one rank's forward long
     and leaves it nothing to do later, which schedules live on."""
@@ -109,16 +116,17 @@ def _with_logits(plain: Question, outcome: Outcome, progress: Progress) -> Outco
     if not best.decided.stages:
         return None
     tp = best.decided.candidate.model.size(TENSOR)
+    plain = whole()
     pins = replace(plain.pins, pp=best.decided.pp, tp=tp)
     asked = replace(plain, cluster=outcome.cluster, pins=pins)
     try:
-        whole = search_plan(asked, progress)
+        other = search_plan(asked, progress)
     except (NothingFits, LayoutError):
         return None
-    if whole.best.priced.time.total_s >= best.priced.time.total_s:
+    if other.best.priced.time.total_s >= best.priced.time.total_s:
         return None
-    bound_s = min(outcome.lower_bound_s, whole.lower_bound_s)
-    return replace(outcome, best=whole.best, lower_bound_s=bound_s)
+    bound_s = min(outcome.lower_bound_s, other.lower_bound_s)
+    return replace(outcome, best=other.best, lower_bound_s=bound_s)
 
 
 def _settled(question: Question, outcome: Outcome, plain: Graph, least: int) -> tuple[int, Outcome]:

@@ -42,6 +42,12 @@ def state_time_s(
     return move_time_s(cluster, mesh, kind, axis, size_bytes)
 
 
+def before_counts(cluster: Cluster, mesh: Mesh, axis: str, bucket_bytes: int) -> bool:
+    """Whether `bucket_time_s` hangs on what has gone before."""
+    known = measured(cluster, "bucket_reduce", group_of(mesh, axis))
+    return known is not None and bucket_bytes == BUCKET_BYTES
+
+
 def bucket_time_s(
     cluster: Cluster,
     mesh: Mesh,

@@ -1,0 +1,50 @@
+"""The modules whose parameters travel together, as a program's settings name them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from autopar.lowering.lowered import Lowered
+
+
+def units_of(lowered: Lowered, in_order: bool) -> tuple[str, ...]:
+    """Patterns of the repeated blocks: ``head.*`` stands for a list of which every member repeats;
+    other members are named. ``in_order``: what is named is to follow the order of the calls, for
+    which members of such a list may be named too.
+    """
+    units = [name for block in lowered.graph.blocks.values() for name in block.units]
+    if in_order:
+        calls = (op.op.attrs["instance"] for op in lowered.ops if op.op.kind == "block")
+        units = [name for name in calls if name in units]
+    lists = _lists(lowered, set(units))
+    patterns = tuple(dict.fromkeys(_pattern(name, lists) for name in units))
+    if in_order and [*_expanded(patterns, units)] != units:
+        return tuple(units)
+    return patterns
+
+
+def _lists(lowered: Lowered, units: set[str]) -> set[str]:
+    """Paths of lists all of whose members are units."""
+    members: dict[str, set[str]] = {}
+    for name, _ in lowered.graph.parameters():
+        parts = name.split(".")
+        for i in range(1, len(parts)):
+            members.setdefault(".".join(parts[:i]), set()).add(".".join(parts[: i + 1]))
+    return {head for head, all_of in members.items() if all_of <= units}
+
+
+def _pattern(name: str, lists: set[str]) -> str:
+    head, _, last = name.rpartition(".")
+    return f"{head}.*" if last.isdigit() and head in lists else name
+
+
+def _expanded(patterns: Sequence[str], units: Sequence[str]) -> Iterator[str]:
+    """Units in the order in which `autopar.runtime.pytorch.units` has them: pattern by
+    pattern, the members of a list by their numbers."""
+    for pattern in patterns:
+        head, _, last = pattern.rpartition(".")
+        if last != "*":
+            yield pattern
+            continue
+        of_list = [name for name in units if name.rpartition(".")[0] == head]
+        yield from sorted(of_list, key=lambda name: int(name.rpartition(".")[2]))
