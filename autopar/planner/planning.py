@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from importlib.metadata import version
 from pathlib import Path
 
-from autopar.cost_models.physics import check
 from autopar.frontends.dispatch import capture, executor
 from autopar.frontends.loading import load_workload
 from autopar.frontends.shared.captured import Captured
@@ -20,14 +18,12 @@ from autopar.nouns.cluster import Cluster
 from autopar.nouns.graph import Graph
 from autopar.nouns.imbalance import Imbalance
 from autopar.nouns.layout import Pins
-from autopar.nouns.plan import Fingerprints, Plan, Prediction, Stage
+from autopar.nouns.plan import Plan
 from autopar.nouns.style import Style, style_of
-from autopar.nouns.workload import Workload, training
+from autopar.nouns.workload import Workload
 from autopar.planner.advice.fewer import Fewer, fewer
 from autopar.planner.advice.remedies import search_or_advise
-from autopar.planner.ask.candidates import StateLayout
 from autopar.planner.ask.checks import (
-    check_one_rank,
     check_pins,
     check_style,
     check_ways,
@@ -39,6 +35,7 @@ from autopar.planner.ask.pins import read_pins
 from autopar.planner.ask.question import Outcome, Question
 from autopar.planner.ask.sequences import cuts_along, every_cut
 from autopar.planner.ask.unruled import check_allowed, check_registered, unruled
+from autopar.planner.made import plan_of
 from autopar.planner.search.kernels import asked_kernels
 from autopar.planner.search.loss_chunks import asked_chunks, check_rows, searched_in_chunks
 from autopar.planner.search.on_top import chosen
@@ -46,16 +43,13 @@ from autopar.planner.search.recipes import asked_recipe
 from autopar.planner.search.reductions import check_reduce
 from autopar.planner.search.tp_pieces import check_pieces, check_tp_pieces, with_effect
 from autopar.planner.solve.solved import lowered_of
-from autopar.pricing.bands import memory_band, time_band
-from autopar.pricing.bounds import prediction_bounds
-from autopar.pricing.priced import Priced
-from autopar.pricing.utilization import cluster_peak_s
-from autopar.rules.batch import flow_or_obstacle
+from autopar.rules.batch import BatchFlow, flow_or_obstacle
 from autopar.rules.cut import Cut, Cuts
 from autopar.rules.fusion import ALONE, fusion
 from autopar.rules.kept_whole import keep_whole
 from autopar.rules.kernels import with_kernels
 from autopar.rules.loss_heads import AS_MANY_AS_IT_TAKES, in_chunks
+from autopar.rules.pieces import BatchMixed
 from autopar.rules.uneven_routes import check_imbalance, with_imbalance
 
 Progress = Callable[[str], None]
@@ -188,9 +182,7 @@ def plan_captured(
     flow, obstacle = flow_or_obstacle(graph, batch_dims)
     mixed = mixed_unit(captured, workload)
     pins = unsharded(pins, mixed) if mixed else pins
-    if obstacle is not None:
-        check_one_rank(pins, obstacle, captured.samples)
-    check_ways(graph, pins)
+    check_ways(graph, pins, obstacle, captured.samples)
     cuts_of = partial(_cuts, batch_dims=batch_dims, pins=pins, workload=workload, cluster=cluster)
     question = Question(
         graph=graph,
@@ -214,14 +206,9 @@ def plan_captured(
     question, chunks, outcome = _searched(question, plain, cuts_of, chunks, progress)
     on_top = chosen(question, outcome)
     question, outcome = on_top.question, on_top.outcome
-    made = _plan(outcome, question, captured, workload, workload_ref, style, missing)
+    made = plan_of(outcome, question, captured, workload, workload_ref, style, missing)
     made = replace(made, expert_imbalance=options.imbalance, loss_chunks=chunks, **on_top.decisions)
-    against = tuple(f"No microbatches: {reason}." for reason in flow.obstacles)
-    if obstacle is not None:
-        against = (f"One data rank only: {obstacle}",)
-    if mixed:
-        against += (f"No ZeRO: {mixed}.",)
-    against += outcome.alarms
+    against = (*_against(flow, obstacle, mixed), *outcome.alarms)
     enough = None if outcome.best.decided.stages else fewer(on_top.searched, outcome)
     lowered = lowered_of(question, outcome.best.decided)
     check_pieces(question, lowered)
@@ -232,6 +219,16 @@ def plan_captured(
     return PlanResult(
         made, workload, used, captured, question.graph, lowered, missing, against, enough
     )
+
+
+def _against(flow: BatchFlow, obstacle: BatchMixed | None, mixed: str) -> Iterator[str]:
+    """What stands against data ranks, microbatches and ZeRO."""
+    if obstacle is not None:
+        yield f"One data rank only: {obstacle}"
+    else:
+        yield from (f"No microbatches: {reason}." for reason in flow.obstacles)
+    if mixed:
+        yield f"No ZeRO: {mixed}."
 
 
 def _missing(
@@ -298,72 +295,3 @@ def _cuts(
     if pins.cp is None and workload.framework == "torch" and obstacle is None:
         return every_cut(graph, cuts.samples, cluster.device_count)
     return cuts
-
-
-def _plan(
-    outcome: Outcome,
-    question: Question,
-    captured: Captured,
-    workload: Workload,
-    workload_ref: str,
-    style: Style,
-    kept_whole: Sequence[str],
-) -> Plan:
-    best = outcome.best.decided
-    return Plan(
-        workload=workload_ref,
-        framework=workload.framework,
-        spreads=(best.spread,),
-        stages=best.stages or (_only_stage(best.layout),),
-        microbatches=best.candidate.microbatches,
-        style=style,
-        precision=workload.precision,
-        optimizer=workload.optimizer,
-        schedule=best.schedule,
-        actions=best.actions,
-        fingerprints=Fingerprints(
-            model=captured.fingerprint(),
-            cluster=question.cluster.fingerprint,
-            profile=_profile_name(question.cluster),
-            tool=version("autopar"),
-            training={**training(workload), **captured.digests},
-        ),
-        prediction=_prediction(outcome.best.priced, outcome.lower_bound_s, question, captured),
-        runners_up=outcome.runners_up,
-        replicated_ops=tuple(kept_whole),
-        searcher=best.searcher,
-        clip_norm=None if workload.clip_norm is None else float(workload.clip_norm),
-    )
-
-
-def _only_stage(layout: StateLayout) -> Stage:
-    return Stage(zero=layout.zero, recompute=layout.recompute, offload=layout.offload)
-
-
-def _profile_name(cluster: Cluster) -> str:
-    measured = any(group.device.rates for group in cluster.groups)
-    return f"measured {cluster.fingerprint}" if measured else "built-in"
-
-
-def _prediction(
-    best: Priced, lower_bound_s: float, question: Question, captured: Captured
-) -> Prediction:
-    seconds = best.time.total_s
-    cluster = question.cluster
-    at_peak_s = cluster_peak_s(question.graph, cluster)
-    made = Prediction(
-        step_time_s=seconds,
-        lower_bound_s=lower_bound_s,
-        compute_time_s=best.time.compute_s,
-        exposed_communication_s=best.time.exposed_s + best.time.model_communication_s,
-        tokens_per_s=captured.tokens / seconds if captured.tokens else None,
-        mfu=at_peak_s / seconds,
-        memory_bytes=best.memory,
-        forward_time_s=best.time.forward_s,
-        optimizer_time_s=best.time.optimizer_s,
-        waiting_time_s=best.time.waiting_s,
-        time_band_s=time_band(seconds, cluster),
-        memory_band_bytes=memory_band(best.memory.total),
-    )
-    check(prediction_bounds(made, captured.tokens))
-    return made

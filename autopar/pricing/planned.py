@@ -45,6 +45,23 @@ class PricedPipeline:
         return runs_of(self.ends, self.schedule)
 
 
+def planned_state(plan: Plan, stage: Stage) -> StateSharding:
+    """How the ranks of a stage keep and move model state."""
+    return StateSharding(
+        stage.zero,
+        plan.mesh(stage),
+        plan.microbatches,
+        plan.precision,
+        plan.optimizer,
+        plan.clip_norm is not None,
+        stage.offload,
+        plan.bucket_bytes or BUCKET_BYTES,
+        plan.reduce_dtype or "",
+        TWO_LEVEL if plan.all_reduce else LIBRARY,
+        USUAL if plan.prefetch is None else plan.prefetch,
+    )
+
+
 def price_pipeline(
     plan: Plan, lowered: Lowered, summary: Summary, prices: Prices, cluster: Cluster
 ) -> PricedPipeline:
@@ -55,20 +72,9 @@ def price_pipeline(
         raise CutError(
             "its stages differ in spread or offload, and are priced with one of each so far"
         )
-    state = StateSharding(
-        first.zero,
-        plan.mesh(first),
-        plan.microbatches,
-        plan.precision,
-        plan.optimizer,
-        plan.clip_norm is not None,
-        first.offload,
-        plan.bucket_bytes or BUCKET_BYTES,
-        plan.reduce_dtype or "",
-        TWO_LEVEL if plan.all_reduce else LIBRARY,
-        USUAL if plan.prefetch is None else plan.prefetch,
+    priced = PipelinePrices(
+        model, cluster, planned_state(plan, first), first.recompute, len(plan.groups)
     )
-    priced = PipelinePrices(model, cluster, state, first.recompute, len(plan.groups))
     several = len(plan.stages) > 1
     schedule = schedule_of(plan) if several else one_f_one_b(1, plan.microbatches, 1)
     priced = priced.staged(schedule, choices_of(plan.stages, schedule))

@@ -183,46 +183,11 @@ def explain(
     which the ops are spread over.
     """
     parts: list[RenderableType] = []
+    whole_s = ranks * step_time_s
     for block, members in _by_block(rows).items():
-        busy = sum(row.compute_s for row in members)
-        moving = sum(row.communication_s for row in members)
-        title = f"{block or 'outside the blocks'}: compute {duration(busy)}"
-        title += f", collectives {duration(moving)} a step"
-        columns = ("op", "strategy", "a step", "of it", "moves", "instead")
-        objections = any(
-            other.objection for row in members for other in alternatives.get(row.key, ())
-        )
-        whole = ("moves",) if objections else ("moves", "instead")  # an objection may wrap
-        lines = table(*columns, right=("a step", "of it"), unbroken=whole)
-        for row in members:
-            time_s = row.compute_s + row.communication_s
-            if not time_s and not row.moved:
-                continue
-            lines.add_row(
-                row.key.removeprefix(f"{block}::"),
-                row.way,
-                duration(time_s),
-                percent(time_s / (ranks * step_time_s)) if step_time_s else "",
-                "\n".join(str(move) for move in row.moved),
-                _closest(alternatives.get(row.key, ())),
-            )
-        parts += [Text(title, style="bold"), indented(lines), Text()]
-    if state:
-        lines = table(
-            "model state", "moved by", "times", "bytes a step", right=("times", "bytes a step")
-        )
-        for one in state:
-            moved_by = f"{one.kind}({one.axis})"
-            lines.add_row(one.what, moved_by, str(one.count), size(one.size_bytes))
-        parts += [indented(lines), Text()]
-    rules = {f"{row.kind}: {row.rule}": None for row in rows if row.rule and row.compute_s}
-    if rules:
-        parts += [Text("What the letters stand for: operands -> results, dim by dim", style="bold")]
-        marks = {word: mark for mark, word in _MARKS.items() if any(mark in r for r in rules)}
-        legend = [f"{mark} {word}" for word, mark in marks.items()]
-        parts += [indented(Text(f"({'; '.join(legend)})"))] if legend else []
-        parts += [*(indented(Text(rule)) for rule in rules), Text()]
-        parts.append(Text(_STRATEGY))
+        parts += _block(block, members, alternatives, whole_s)
+    parts += _state(state) if state else []
+    parts += _letters(rows)
     shown = (row for row in rows if row.compute_s or row.moved)
     if lines_of := dict.fromkeys(w for row in shown for w in words(row.kind, row.implementations)):
         parts += [Text(), Text("What each rank does beside the plain call", style="bold")]
@@ -235,6 +200,59 @@ def explain(
         if rule.extra_s < 0:
             parts.append(Text(f"Not allowed, though {duration(-rule.extra_s)} less: {rule.rule}."))
     return parts
+
+
+def _block(
+    block: str,
+    members: Sequence[Explained],
+    alternatives: Mapping[str, Sequence[Alternative]],
+    whole_s: float,
+) -> list[RenderableType]:
+    """``whole_s``: a step, of all ranks of a pipeline together."""
+    busy = sum(row.compute_s for row in members)
+    moving = sum(row.communication_s for row in members)
+    title = f"{block or 'outside the blocks'}: compute {duration(busy)}"
+    title += f", collectives {duration(moving)} a step"
+    columns = ("op", "strategy", "a step", "of it", "moves", "instead")
+    objections = any(other.objection for row in members for other in alternatives.get(row.key, ()))
+    whole = ("moves",) if objections else ("moves", "instead")  # an objection may wrap
+    lines = table(*columns, right=("a step", "of it"), unbroken=whole)
+    for row in members:
+        time_s = row.compute_s + row.communication_s
+        if time_s or row.moved:
+            lines.add_row(
+                row.key.removeprefix(f"{block}::"),
+                row.way,
+                duration(time_s),
+                percent(time_s / whole_s) if whole_s else "",
+                "\n".join(str(move) for move in row.moved),
+                _closest(alternatives.get(row.key, ())),
+            )
+    return [Text(title, style="bold"), indented(lines), Text()]
+
+
+def _state(state: Sequence[StateMoved]) -> list[RenderableType]:
+    numbers = ("times", "bytes a step")
+    lines = table("model state", "moved by", *numbers, right=numbers)
+    for one in state:
+        moved_by = f"{one.kind}({one.axis})"
+        lines.add_row(one.what, moved_by, str(one.count), size(one.size_bytes))
+    return [indented(lines), Text()]
+
+
+def _letters(rows: Sequence[Explained]) -> list[RenderableType]:
+    """The rules that the letters of strategies are from."""
+    rules = {f"{row.kind}: {row.rule}": None for row in rows if row.rule and row.compute_s}
+    if not rules:
+        return []
+    parts: list[RenderableType] = [
+        Text("What the letters stand for: operands -> results, dim by dim", style="bold")
+    ]
+    marks = {word: mark for mark, word in _MARKS.items() if any(mark in r for r in rules)}
+    legend = [f"{mark} {word}" for word, mark in marks.items()]
+    parts += [indented(Text(f"({'; '.join(legend)})"))] if legend else []
+    parts += [*(indented(Text(rule)) for rule in rules), Text()]
+    return [*parts, Text(_STRATEGY)]
 
 
 def explain_object(

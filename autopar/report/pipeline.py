@@ -16,24 +16,26 @@ from autopar.report.units import duration, size
 
 def explain_pipeline(priced: PricedPipeline) -> list[RenderableType]:
     """Stages with what they take; ranks with bubble and memory; what other cuts would take."""
-    prices, timeline = priced.prices, priced.timeline
-    stages = table(
-        "stage",
-        "rank",
-        "from",
-        "units",
-        "forward",
-        "backward",
-        "sends",
-        "keeps",
-        "ZeRO",
-        "recompute",
-        right=("stage", "rank", "units", "forward", "backward", "sends", "keeps", "ZeRO"),
-    )
+    took = f"\nRanks in {duration(priced.timeline.step_s)} of schedule"
+    return [
+        *_devices(priced),
+        Text(f"Stages under {priced.schedule.name}, times of one microbatch", style="bold"),
+        indented(_stages(priced)),
+        Text(f"{took}, behind which the optimizer steps", style="bold"),
+        indented(_ranks(priced)),
+        *_cuts(priced),
+        Text(""),
+    ]
+
+
+def _stages(priced: PricedPipeline) -> RenderableType:
+    numbers = ("stage", "rank", "units", "forward", "backward", "sends", "keeps", "ZeRO")
+    rows = table(*numbers[:2], "from", *numbers[2:], "recompute", right=numbers)
     sends_s = _sends_s(priced)
     for stage, (first, end) in enumerate(priced.runs):
-        time = prices.at(stage).time(first, end)
-        stages.add_row(
+        prices = priced.prices.at(stage)
+        time = prices.time(first, end)
+        rows.add_row(
             str(stage),
             str(priced.schedule.ranks[stage]),
             prices.model.units[first],
@@ -41,50 +43,52 @@ def explain_pipeline(priced: PricedPipeline) -> list[RenderableType]:
             duration(time.forward_s),
             duration(time.backward_s),
             duration(sends_s[stage]),
-            size(prices.saved_bytes(stage, first, end)),
-            str(prices.at(stage).state.zero),
-            str(prices.at(stage).recompute),
+            size(priced.prices.saved_bytes(stage, first, end)),
+            str(prices.state.zero),
+            str(prices.recompute),
         )
-    ranks = table(
-        "rank", "computes", "idle", "memory", right=("rank", "computes", "idle", "memory")
-    )
-    memories = prices.memory(priced.runs, priced.schedule)
-    for rank, (busy_s, memory) in enumerate(zip(timeline.busy_s, memories, strict=True)):
-        idle = 1 - busy_s / timeline.step_s
-        ranks.add_row(str(rank), duration(busy_s), f"{idle:.1%}", size(memory.total))
+    return rows
+
+
+def _ranks(priced: PricedPipeline) -> RenderableType:
+    columns = ("rank", "computes", "idle", "memory")
+    rows = table(*columns, right=columns)
+    memories = priced.prices.memory(priced.runs, priced.schedule)
+    for rank, (busy_s, memory) in enumerate(zip(priced.timeline.busy_s, memories, strict=True)):
+        idle = 1 - busy_s / priced.timeline.step_s
+        rows.add_row(str(rank), duration(busy_s), f"{idle:.1%}", size(memory.total))
+    return rows
+
+
+def _devices(priced: PricedPipeline) -> list[RenderableType]:
+    """How fast each kind of devices is, where there are several."""
     kinds = kinds_of(priced)
-    shares = table(
-        "devices", "ranks", "a microbatch", "speed", "units", right=("ranks", "speed", "units")
-    )
+    if len(kinds) < 2:
+        return []
+    numbers = ("ranks", "speed", "units")
+    rows = table("devices", "ranks", "a microbatch", "speed", "units", right=numbers)
     for kind in kinds:
-        shares.add_row(
+        rows.add_row(
             kind["device"],
             str(kind["ranks"]),
             duration(kind["pass_s"]),
             f"{kind['speed']:.2f}",
             f"{kind['units']:.4g}",
         )
-    parts: list[RenderableType] = []
-    if len(kinds) > 1:
-        why = "Devices: all of the model's microbatch on one rank, and units that a rank has"
-        ops = f"Ops below the cuts are priced on {prices.cluster.device.name}, the slowest."
-        parts += [Text(why, style="bold"), indented(shares), indented(Text(ops)), Text("")]
-    parts += [
-        Text(f"Stages under {priced.schedule.name}, times of one microbatch", style="bold"),
-        indented(stages),
-        Text(
-            f"\nRanks in {duration(timeline.step_s)} of schedule, behind which the optimizer steps",
-            style="bold",
-        ),
-        indented(ranks),
-    ]
-    rows = other_cuts(priced)
-    if rows:
-        others = table("cut", "one unit", "step", right=("step",))
-        for row in rows:
-            others.add_row(row["cut"], row["moved"], row["says"])
-        parts += [Text("\nCuts one unit off", style="bold"), indented(others)]
-    return [*parts, Text("")]
+    why = "Devices: all of the model's microbatch on one rank, and units that a rank has"
+    slowest = priced.prices.cluster.device.name
+    ops = f"Ops below the cuts are priced on {slowest}, the slowest."
+    return [Text(why, style="bold"), indented(rows), indented(Text(ops)), Text("")]
+
+
+def _cuts(priced: PricedPipeline) -> list[RenderableType]:
+    others = other_cuts(priced)
+    if not others:
+        return []
+    rows = table("cut", "one unit", "step", right=("step",))
+    for row in others:
+        rows.add_row(row["cut"], row["moved"], row["says"])
+    return [Text("\nCuts one unit off", style="bold"), indented(rows)]
 
 
 def kinds_of(priced: PricedPipeline) -> list[dict[str, Any]]:

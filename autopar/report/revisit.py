@@ -12,21 +12,18 @@ from autopar.lowering.of_plan import check_recipes, plan_cut
 from autopar.lowering.spread import lower
 from autopar.lowering.stages import CutError
 from autopar.nouns.axes import MICROBATCH
-from autopar.nouns.buckets import BUCKET_BYTES
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.graph import Graph
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.pieces import COUNTS
 from autopar.nouns.plan import Memory, Plan, Spread
-from autopar.nouns.prefetch import USUAL
-from autopar.nouns.reduction import LIBRARY, TWO_LEVEL
 from autopar.planner.ask.sentences import short_text
 from autopar.planner.problem.bindings import Bindings
 from autopar.planner.problem.folding import fold
 from autopar.planner.problem.legal import NoStrategy
 from autopar.planner.problem.nodes import Folded, Node
 from autopar.planner.solve.solved import idle_axes
-from autopar.pricing.planned import PricedPipeline, price_pipeline
+from autopar.pricing.planned import PricedPipeline, planned_state, price_pipeline
 from autopar.pricing.prices import PICOSECONDS, Prices
 from autopar.pricing.state import StateSharding
 from autopar.pricing.state_prices import StatePrices
@@ -117,19 +114,7 @@ def revisit(plan: Plan, cluster: Cluster, graph: Graph, batch_dims: Mapping[str,
     # What the search could choose among: with one piece alone it is as if none were.
     counts = COUNTS if plan.pieces else ONE
     prices = Prices(cluster, mesh, plan.precision, kernels, pieces=counts)
-    sharding = StateSharding(
-        stage.zero,
-        spread.mesh,
-        plan.microbatches,
-        plan.precision,
-        plan.optimizer,
-        plan.clip_norm is not None,
-        stage.offload,
-        plan.bucket_bytes or BUCKET_BYTES,
-        plan.reduce_dtype or "",
-        TWO_LEVEL if plan.all_reduce else LIBRARY,
-        USUAL if plan.prefetch is None else plan.prefetch,
-    )
+    sharding = planned_state(plan, stage)
     lowered = lower(graph, spread, plan.microbatches, cut)
     check_recipes(lowered)
     summary = summarise(lowered, prices, plan.framework)

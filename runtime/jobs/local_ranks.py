@@ -102,4 +102,8 @@ def run(ranks: int, codes: Path, module: str, arguments: Sequence[str]) -> int:
 
 if __name__ == "__main__":
     _ranks, _codes, _, _module, *_arguments = sys.argv[1:]
-    sys.exit(run(int(_ranks), Path(_codes), _module, _arguments))
+    _code = run(int(_ranks), Path(_codes), _module, _arguments)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # To take apart what is frozen takes long, or libraries complain that it is still there.
+    os._exit(_code)

@@ -57,8 +57,11 @@ def check_offload(pins: Pins, workload: Workload, cluster: Cluster) -> None:
             raise LayoutError(f"--fix offload={pins.offload}: {against}; leave offload out")
 
 
-def check_ways(graph: Graph, pins: Pins) -> None:
-    """Raises `LayoutError` where experts or heads cannot be split as pinned."""
+def check_ways(graph: Graph, pins: Pins, obstacle: BatchMixed | None, samples: int) -> None:
+    """Raises `LayoutError` where a batch of so many samples, its experts or heads cannot be split
+    as pinned; ``obstacle``: what stands against any split of the batch."""
+    if obstacle is not None:
+        _check_one_rank(pins, obstacle, samples)
     if (pins.ep or 1) > 1:
         check_experts(graph, pins.ep or 1)
     if (pins.etp or 1) > 1:
@@ -73,7 +76,7 @@ def unsharded(pins: Pins, mixed: str) -> Pins:
     return replace(pins, zero=0)
 
 
-def check_one_rank(pins: Pins, obstacle: BatchMixed, samples: int) -> None:
+def _check_one_rank(pins: Pins, obstacle: BatchMixed, samples: int) -> None:
     """Raises ``obstacle`` where pins ask for more than one data rank with the whole batch."""
     split = (pins.dp_replicate or 1) * (pins.dp_shard or 1) > 1 or (pins.zero or 0) > 0
     if split or pins.microbatch not in (None, samples):
