@@ -16,22 +16,17 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from autopar.files.file_errors import sentences
 from autopar.nouns.axes import AXES
-from autopar.nouns.buckets import MIB
+from autopar.nouns.choices import made
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.errors import UserError
 from autopar.nouns.graph import Graph
-from autopar.nouns.kernels import kernel_of
 from autopar.nouns.kinds import OF_ROWS
-from autopar.nouns.layout import WORDS
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.offload import OFFLOAD
 from autopar.nouns.optimizer import OPTIMIZERS, is_own
 from autopar.nouns.pieces import COUNTS
 from autopar.nouns.plan import FORMAT, Plan, key
-from autopar.nouns.prefetch import PREFETCHES
-from autopar.nouns.recipes import Narrow
 from autopar.nouns.recompute import Recompute, policies
-from autopar.nouns.reduction import ranks_inside, two_level_of
 from autopar.nouns.style import STYLES
 from autopar.nouns.workload import PRECISIONS
 from autopar.nouns.zero import ZERO_LEVELS
@@ -80,24 +75,9 @@ def check_values(plan: Plan) -> None:
     if not is_own(plan.optimizer):
         _one_of("optimizer", plan.optimizer, OPTIMIZERS)
     _count("microbatches", plan.microbatches)
-    if plan.loss_chunks is not None and plan.loss_chunks < 1:
-        raise _bad("loss_chunks", plan.loss_chunks, "a whole number from 1, or null")
-    if plan.reduce_dtype is not None and plan.reduce_dtype not in WORDS["reduce"]:
-        raise _bad("reduce_dtype", plan.reduce_dtype, " or ".join(WORDS["reduce"]) + ", or null")
-    if plan.bucket_bytes is not None and (plan.bucket_bytes < MIB or plan.bucket_bytes % MIB):
-        raise _bad("bucket_bytes", plan.bucket_bytes, "a multiple of 1048576, or null")
-    if plan.all_reduce is not None and ranks_inside(plan.all_reduce) is None:
-        raise _bad("all_reduce", plan.all_reduce, f"{two_level_of(2)} or more, or null")
-    for name, text in (plan.recipes or {}).items():
-        try:
-            Narrow.parse(text)
-        except ValueError as error:
-            raise _bad(f"recipes[{name!r}]", text, f"a recipe: {error}") from None
-    if plan.prefetch is not None:
-        _one_of("prefetch", plan.prefetch, PREFETCHES)
-    for where, text in plan.kernels.items():
-        if not all(kernel_of(text)):
-            raise _bad(f"kernels.{where}", text, "such as 'attention by cudnn'")
+    for choice, value in made(plan):
+        for where, given, wanted in choice.wrong(value):
+            raise _bad(where, given, wanted)
     if plan.clip_norm is not None and not 0 < plan.clip_norm < math.inf:
         raise _bad("clip_norm", plan.clip_norm, "a number, more than 0, or null")
     if not plan.stages:

@@ -278,7 +278,7 @@ class Plan:
         return Mesh(("pp", *mesh.axes), (len(self.groups), *mesh.sizes)).trimmed()
 
     @property
-    def pieces(self) -> dict[str, int]:
+    def tp_pieces(self) -> dict[str, int]:
         """In how many collectives run beside products, by tensor key, of all spreads."""
         return {name: n for spread in self.spreads for name, n in spread.pieces.items()}
 

@@ -10,13 +10,9 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from autopar.nouns.buckets import bucket_text
+from autopar.nouns.choices import CHOICES
 from autopar.nouns.cluster import Cluster
-from autopar.nouns.kernels import kernels_text
-from autopar.nouns.pieces import pieces_text
 from autopar.nouns.plan import Plan
-from autopar.nouns.recipes import recipes_text
-from autopar.nouns.reduction import LIBRARY
 from autopar.report.batches import Batches, batch_text, not_alike, sample_times_s, samples_of
 from autopar.report.parts import reasons, time_parts
 from autopar.report.render import indented, table
@@ -52,16 +48,9 @@ def decisions(
             "schedule": plan.schedule,
             "recompute": plan.each("recompute"),
             "offload": plan.each("offload"),
-            "loss chunks": "none" if plan.loss_chunks is None else str(plan.loss_chunks),
-            "buckets": "usual" if plan.bucket_bytes is None else bucket_text(plan.bucket_bytes),
-            "tp pieces": pieces_text(plan.pieces) if plan.pieces else "none",
-            "reduction": plan.reduce_dtype or "as stored",
-            "all-reduce": plan.all_reduce or LIBRARY,
-            "prefetch": "usual" if plan.prefetch is None else str(plan.prefetch),
-            "kernels": kernels_text(plan.kernels) or "as torch has them",
+            **_choices(plan),
             "execution": plan.style,
             "precision": plan.precision,
-            "8-bit layers": recipes_text(plan.recipes),
             "optimizer": plan.optimizer,
             "clip_norm": "none" if plan.clip_norm is None else f"{plan.clip_norm:g}",
         }
@@ -76,6 +65,11 @@ def decisions(
         here, there = (dict(_figures(c)) if c else {} for c in clusters)
         changes = [*_changes(here, there, absent="-"), *changes]
     return changes
+
+
+def _choices(plan: Plan) -> dict[str, str]:
+    values = {choice: choice.of(plan) for choice in CHOICES}
+    return {c.label: c.usual if value is None else c.text(value) for c, value in values.items()}
 
 
 def _figures(cluster: Cluster) -> Iterator[tuple[str, str]]:

@@ -112,7 +112,7 @@ def revisit(plan: Plan, cluster: Cluster, graph: Graph, batch_dims: Mapping[str,
     mesh = Mesh((MICROBATCH, *spread.mesh.axes), (plan.microbatches, *spread.mesh.sizes)).trimmed()
     kernels = fusion(graph) if plan.style == "compiled" else ALONE
     # What the search could choose among: with one piece alone it is as if none were.
-    counts = COUNTS if plan.pieces else ONE
+    counts = COUNTS if plan.tp_pieces else ONE
     prices = Prices(cluster, mesh, plan.precision, kernels, pieces=counts)
     sharding = planned_state(plan, stage)
     lowered = lower(graph, spread, plan.microbatches, cut)

@@ -13,13 +13,10 @@ from autopar.cost_models.bands import Band, memory_band, step_band
 from autopar.cost_models.provenance import collective_origins, op_origins
 from autopar.cost_models.provenance import summary as counted
 from autopar.nouns.axes import PIPELINE, SHARD
+from autopar.nouns.choices import CHOICES, made
 from autopar.nouns.cluster import Cluster
-from autopar.nouns.kernels import kernels_text
 from autopar.nouns.offload import OFFLOAD
-from autopar.nouns.pieces import pieces_text
 from autopar.nouns.plan import Plan, RunnerUp
-from autopar.nouns.recipes import recipes_text
-from autopar.nouns.reduction import ranks_inside
 from autopar.nouns.text.cluster import devices_text
 from autopar.nouns.zero import ZERO
 from autopar.pricing.offload import streamed_s
@@ -52,14 +49,7 @@ def summary_object(
         "schedule": plan.schedule,
         "recompute": plan.each("recompute"),
         "offload": plan.each("offload"),
-        "loss_chunks": plan.loss_chunks,
-        "bucket_bytes": plan.bucket_bytes,
-        "tp_pieces": plan.pieces,
-        "reduce_dtype": plan.reduce_dtype,
-        "all_reduce": plan.all_reduce,
-        "prefetch": plan.prefetch,
-        "kernels": dict(plan.kernels),
-        "recipes": None if plan.recipes is None else dict(plan.recipes),
+        **{choice.field: getattr(plan, choice.field) for choice in CHOICES},
         "style": plan.style,
         "precision": plan.precision,
         "searcher": plan.searcher,
@@ -127,24 +117,10 @@ def _decisions(plan: Plan, cluster: Cluster) -> RenderableType:
     rows.add_row("recompute", plan.each("recompute"))
     if plan.each("offload") != OFFLOAD[0]:
         rows.add_row("offload", offload_text(plan, cluster))
-    if plan.loss_chunks is not None:
-        rows.add_row("loss", loss_text(plan.loss_chunks))
-    if plan.bucket_bytes is not None:
-        rows.add_row("gradients", f"added up {size(plan.bucket_bytes)} at a time")
-    if plan.pieces:
-        rows.add_row("tensor parallel", pieces_text(plan.pieces))
-    if plan.reduce_dtype is not None:
-        rows.add_row("reduction", f"of gradients in {plan.reduce_dtype}")
-    if inside := ranks_inside(plan.all_reduce):
-        rows.add_row("all-reduce", f"of gradients inside domains of {inside} ranks, then across")
-    if plan.prefetch is not None:
-        rows.add_row("prefetch", f"parameters of {plan.prefetch} units gathered ahead")
-    if plan.kernels:
-        rows.add_row("kernels", kernels_text(plan.kernels))
+    for choice, value in made(plan):
+        rows.add_row(choice.label, choice.words(value))
     rows.add_row("execution", plan.style)
     rows.add_row("precision", f"{plan.precision}, {plan.optimizer}")
-    if plan.recipes:
-        rows.add_row("8-bit layers", recipes_text(plan.recipes))
     if plan.expert_imbalance is not None:
         rows.add_row("routes", routes_text(plan.expert_imbalance))
     return rows
@@ -155,13 +131,6 @@ def zero_text(plan: Plan) -> str:
     levels = sorted({stage.zero for stage in plan.stages})
     over = " and ".join(plan.program_mesh.sharing()) or SHARD
     return "; ".join(f"ZeRO {zero}: {ZERO[zero]} split over {over}" for zero in levels)
-
-
-def loss_text(chunks: int) -> str:
-    """``with its product, in 4 chunks of rows: 1/4 of the logits at a time``"""
-    if chunks == 1:
-        return "with its product, at once: gradients are made beside it, logits are not kept"
-    return f"with its product, in {chunks} chunks of rows: 1/{chunks} of the logits at a time"
 
 
 def offload_text(plan: Plan, cluster: Cluster) -> str:

@@ -14,13 +14,13 @@ from autopar.cli.commands import plan_files, plan_object, plan_summary
 from autopar.cost_models.kernels.constants import kernel_constants
 from autopar.cost_models.kernels.narrow_linear import added, speeds_up
 from autopar.cost_models.kernels.products import product_s
-from autopar.emit.exports.from_plan import aside_of
 from autopar.files import plan_folder
 from autopar.files.cluster_file import load_cluster
 from autopar.files.plan_checks import BadPlan, from_json
 from autopar.lowering.issued import activation_collectives
 from autopar.lowering.lowered import LoweringError
 from autopar.lowering.of_plan import planned_graph
+from autopar.nouns.choices import asides
 from autopar.nouns.errors import UserError
 from autopar.nouns.layout import Grammar, Pins
 from autopar.nouns.plan import Plan, to_json
@@ -358,5 +358,5 @@ def test_explain_diff_and_exports_say_it(by_tensor: PlanResult, where: Path) -> 
     assert (changes["8-bit layers"].before, changes["8-bit layers"].after) == (
         "none", "2 by fp8-tensor",
     )  # fmt: skip
-    assert [note for note in aside_of(by_tensor.plan) if "8 bits" in note]
-    assert not [note for note in aside_of(plain) if "8 bits" in note]
+    assert [note for note in asides(by_tensor.plan) if "8 bits" in note]
+    assert not [note for note in asides(plain) if "8 bits" in note]

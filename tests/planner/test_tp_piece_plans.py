@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from autopar.cli.commands import plan_files
-from autopar.emit.exports.from_plan import aside_of
 from autopar.files import plan_folder
 from autopar.files.cluster_file import load_cluster
 from autopar.files.plan_checks import BadPlan, from_json
@@ -19,6 +18,7 @@ from autopar.lowering.issued import activation_collectives
 from autopar.lowering.pieces import every_site
 from autopar.lowering.spread import lower
 from autopar.nouns.axes import MICROBATCH
+from autopar.nouns.choices import asides
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.layout import Grammar, LayoutError, Pins
 from autopar.nouns.mesh import Mesh
@@ -123,14 +123,14 @@ def step_s(made: PlanResult) -> float:
 
 def test_they_are_chosen_where_they_are_faster(model: str, planned: PlanResult) -> None:
     waited = plan(f"{model}:large", H100, {**SPLIT, "tp_pieces": "1"})
-    assert planned.plan.pieces
-    assert not waited.plan.pieces
+    assert planned.plan.tp_pieces
+    assert not waited.plan.tp_pieces
     assert step_s(planned) < 0.99 * step_s(waited)
     assert planned.plan.prediction.lower_bound_s <= step_s(planned)
     fixed = [plan(f"{model}:large", H100, {**SPLIT, "tp_pieces": str(n)}) for n in (2, 4, 8)]
     assert step_s(planned) <= min(map(step_s, fixed)) * (1 + 1e-9)
     assert all(
-        set(made.plan.pieces.values()) == {n} for made, n in zip(fixed, (2, 4, 8), strict=True)
+        set(made.plan.tp_pieces.values()) == {n} for made, n in zip(fixed, (2, 4, 8), strict=True)
     )
 
 
@@ -140,7 +140,7 @@ def test_each_site_has_the_count_of_the_least_price(planned: PlanResult) -> None
         one = site_beside(prices, site, body)
         assert one is not None
         each = {n: priced(prices, one, n).total_ps for n in COUNTS if site.takes(n)}
-        chosen = planned.plan.pieces.get(site.key, 1)
+        chosen = planned.plan.tp_pieces.get(site.key, 1)
         assert chosen == best(prices, one).pieces
         if chosen > 1:
             assert each[chosen] == min(each.values()) < each[1]
@@ -166,9 +166,9 @@ def test_hidden_is_never_free(planned: PlanResult) -> None:
 
 
 def test_small_models_and_cores_of_one_host_have_none(model: str) -> None:
-    assert not plan(f"{model}:narrow", H100, SPLIT).plan.pieces
-    assert not plan(f"{model}:wide", CORES, {"tp": "4"}).plan.pieces
-    assert plan(f"{model}:wide", slow(CORES), {"tp": "4"}).plan.pieces
+    assert not plan(f"{model}:narrow", H100, SPLIT).plan.tp_pieces
+    assert not plan(f"{model}:wide", CORES, {"tp": "4"}).plan.tp_pieces
+    assert plan(f"{model}:wide", slow(CORES), {"tp": "4"}).plan.tp_pieces
 
 
 @pytest.mark.parametrize("tp", [2, 4])
@@ -226,7 +226,7 @@ def test_other_programs_refuse_them(model: str) -> None:
         plan(f"{model}:small", CORES, asked, Options(style="compiled"))
     with pytest.raises(LayoutError, match="JAX programs leave overlap to XLA"):
         plan(str(ROOT / "examples" / "05_gpt_jax.py"), CORES, asked)
-    assert not plan(f"{model}:large", H100, SPLIT, Options(style="compiled")).plan.pieces
+    assert not plan(f"{model}:large", H100, SPLIT, Options(style="compiled")).plan.tp_pieces
 
 
 def test_texts_read_back(planned: PlanResult) -> None:
@@ -236,7 +236,7 @@ def test_texts_read_back(planned: PlanResult) -> None:
     assert from_json(to_json(made)) == made
     none = replace(made, spreads=tuple(replace(s, pieces={}) for s in made.spreads))
     assert all("pieces" not in spread for spread in json.loads(to_json(none))["spreads"])
-    (name, *_) = made.pieces
+    (name, *_) = made.tp_pieces
     odd = tuple(replace(s, pieces={name: 3}) for s in made.spreads)
     with pytest.raises(BadPlan, match=r"pieces\[.* is 3; allowed: 1 or 2 or 4 or 8"):
         from_json(to_json(replace(made, spreads=odd)))
@@ -246,12 +246,12 @@ def test_it_is_told(planned: PlanResult) -> None:
     made = planned.plan
     none = replace(made, spreads=tuple(replace(s, pieces={}) for s in made.spreads))
     assert "tp pieces" in {change.what for change in decisions(made, none)}
-    assert any("tp_pieces=" in note for note in aside_of(made))
-    assert summary_object(made, {}, planned.unruled_ops)["tp_pieces"] == made.pieces
+    assert any("tp_pieces=" in note for note in asides(made))
+    assert summary_object(made, {}, planned.unruled_ops)["tp_pieces"] == made.tp_pieces
     prices = Prices(H100, planned.lowered.mesh, "bfloat16")
     rows = {row.key: row for row in explained(planned.lowered, prices)}
-    cut = {p.key: p for p in activation_collectives(planned.lowered) if p.key in made.pieces}
-    for name, count in made.pieces.items():
+    cut = {p.key: p for p in activation_collectives(planned.lowered) if p.key in made.tp_pieces}
+    for name, count in made.tp_pieces.items():
         moved = [m for m in rows[name].moved if m.beside]
         assert moved
         assert "beside products" in str(moved[0])
@@ -285,11 +285,11 @@ def test_it_computes_the_same_and_is_counted(which: str, tmp_path: Path) -> None
     folders = []
     for name, fix in PLANS.items():
         made = plan(str(ROOT / "examples" / which), fast(CORES), fix)
-        assert bool(made.plan.pieces) == (fix["tp_pieces"] != "1"), name
+        assert bool(made.plan.tp_pieces) == (fix["tp_pieces"] != "1"), name
         folders.append(tmp_path / name)
         plan_folder.write(folders[-1], plan_files(made, folders[-1])[0])
         text = (folders[-1] / "program" / "model.py").read_text()
-        assert (f"pieces={fix['tp_pieces']}" in text) == bool(made.plan.pieces)
+        assert (f"pieces={fix['tp_pieces']}" in text) == bool(made.plan.tp_pieces)
     for verified, folder in zip(verify_many(folders), folders, strict=True):
         assert verified.collective_differences == (), folder
         assert verified.passed, folder

@@ -24,15 +24,13 @@ from autopar.nouns.axes import (
     TENSOR,
 )
 from autopar.nouns.batch import BatchEntry
-from autopar.nouns.buckets import bucket_text
+from autopar.nouns.choices import asides
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.errors import UserError
 from autopar.nouns.graph import Graph, Tensor
-from autopar.nouns.kernels import kernels_text
 from autopar.nouns.layout import Layout
 from autopar.nouns.optimizer import is_own, state_per_parameter
 from autopar.nouns.plan import Plan, key
-from autopar.nouns.recipes import recipes_text
 from autopar.nouns.recompute import Recompute
 from autopar.nouns.sharding import Sharding
 from autopar.nouns.text.cluster import ranks_text
@@ -63,41 +61,12 @@ def setup_of(plan: Plan, graph: Graph, batch: Iterable[BatchEntry], cluster: Clu
         layers=sum(layers) or None,
         cuts=layers,
         gathers=_gathers(plan, graph),
-        aside=tuple(aside_of(plan)),
+        aside=tuple(asides(plan)),
         held=_held(plan, graph),
         parameters=tuple(_parameters(plan, graph)),
         activations=tuple(_activations(plan, graph)),
         batch_dims={e.name: (len(e.shape), e.batch_dim) for e in entries if e.kind != "drawn"},
     )
-
-
-def aside_of(plan: Plan) -> Iterator[str]:
-    """What the plan's programs do that no layout holds, as notes for other trainers."""
-    if plan.loss_chunks is not None:
-        yield (
-            f"loss_chunks={plan.loss_chunks} (logits are never whole): a device's memory may be "
-            "short without"
-        )
-    if plan.bucket_bytes is not None:
-        yield f"bucket={bucket_text(plan.bucket_bytes)} of gradients: the trainer has its own size"
-    if plan.all_reduce is not None:
-        yield f"all_reduce={plan.all_reduce}: the library's own takes its place"
-    if plan.recipes:
-        yield (
-            f"precision={recipes_text(plan.recipes)} in 8 bits: the trainer computes in "
-            f"{plan.precision}"
-        )
-    if plan.pieces:
-        yield (
-            f"tp_pieces={max(plan.pieces.values())} of {len(plan.pieces)} collectives beside their "
-            "products: the trainer overlaps as it does by itself"
-        )
-    if plan.prefetch is not None:
-        yield f"prefetch={plan.prefetch}: the trainer gathers ahead in its own way"
-    if plan.kernels:
-        yield f"kernels ({kernels_text(plan.kernels)}): the trainer has its own"
-    if plan.reduce_dtype is not None:
-        yield f"reduce={plan.reduce_dtype} of gradients: the trainer has its own dtype"
 
 
 def _layout(plan: Plan, graph: Graph, samples: int) -> Layout:

@@ -78,7 +78,7 @@ def _refusal(site: Site, body: Lowered, pieces: int, prices: Prices) -> str:
 def with_effect(plan: Plan, lowered: Lowered) -> Plan:
     """The plan without pieces that no stage has: where a cut lies between a collective and its
     products, it is waited for."""
-    if len(plan.stages) < 2 or not plan.pieces:
+    if len(plan.stages) < 2 or not plan.tp_pieces:
         return plan
     parts = (part.lowered for part in stage_parts(lowered, plan.stages))
     there = {site.key for part in parts for site, _ in every_site(part)}

@@ -11,7 +11,7 @@ import yaml
 from torch import Tensor, nn
 
 from autopar.cli.exports import Asked, setup
-from autopar.emit.exports.from_plan import aside_of, setup_of
+from autopar.emit.exports.from_plan import setup_of
 from autopar.emit.exports.held import DEEPSPEED, FLOAT32, MEGATRON, Held, as_stored, held
 from autopar.emit.exports.held import state_note as note
 from autopar.emit.exports.setup import Setup
@@ -20,6 +20,7 @@ from autopar.emit.exports.text import not_carried
 from autopar.files.cluster_file import load_cluster
 from autopar.frontends.dispatch import capture
 from autopar.nouns.buckets import MIB
+from autopar.nouns.choices import asides
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Spread, Stage
 from autopar.nouns.workload import Workload
@@ -143,10 +144,10 @@ def test_what_no_layout_holds_is_not_left_out_in_silence() -> None:
     made = plans.plan(
         loss_chunks=4, bucket_bytes=8 * MIB, reduce_dtype="bfloat16", all_reduce="two-level of 2"
     )
-    notes = " ".join(aside_of(made))
+    notes = " ".join(asides(made))
     for text in ("loss_chunks=4", "bucket=8MiB", "reduce=bfloat16", "all_reduce=two-level of 2"):
         assert text in notes
-    assert not [*aside_of(plans.plan())]
+    assert not [*asides(plans.plan())]
     setup = replace(gpt(), aside=("loss_chunks=4 (logits are never whole)",))
     assert "loss_chunks=4 (logits are never whole)" in not_carried(setup)
 

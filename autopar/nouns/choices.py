@@ -1,0 +1,163 @@
+"""What programs do on top of a plan's layout: a row for each choice.
+
+Whoever prints, compares, exports or checks plans goes by this table; a new choice is a field of
+`autopar.nouns.plan.Plan` and a row here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from autopar.nouns.buckets import MIB, bucket_text
+from autopar.nouns.kernels import kernel_of, kernels_text
+from autopar.nouns.layout import REDUCE, WORDS
+from autopar.nouns.pieces import pieces_text
+from autopar.nouns.plan import Plan
+from autopar.nouns.prefetch import PREFETCHES
+from autopar.nouns.recipes import Narrow, recipes_text
+from autopar.nouns.reduction import LIBRARY, ranks_inside, two_level_of
+
+Wrong = tuple[str, Any, str]
+"""Where in ``plan.json``, what stands there, and what may."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One that a plan may have made, as functions of what it has.
+
+    field:  of `Plan`; None, or nothing in it, where it is as ever.
+    label:  in summaries and comparisons; ``usual``: in comparisons where it is as ever.
+    text:   in comparisons. words: in a summary.
+    aside:  what whoever exports the plan is to know.
+    wrong:  what of it no plan can have.
+    """
+
+    field: str
+    label: str
+    usual: str
+    text: Callable[[Any], str]
+    words: Callable[[Any], str]
+    aside: Callable[[Any], str]
+    wrong: Callable[[Any], Iterator[Wrong]]
+
+    def of(self, plan: Plan) -> Any:
+        """What the plan has, None where it is as ever."""
+        value = getattr(plan, self.field)
+        return None if value is None or value == {} else value
+
+
+def made(plan: Plan) -> Iterator[tuple[Choice, Any]]:
+    """What a plan chose otherwise than as ever."""
+    for choice in CHOICES:
+        if (value := choice.of(plan)) is not None:
+            yield choice, value
+
+
+def asides(plan: Plan) -> Iterator[str]:
+    """What the plan's programs do that no layout holds, as notes for other trainers."""
+    return (choice.aside(value) for choice, value in made(plan))
+
+
+def _loss_words(chunks: int) -> str:
+    if chunks == 1:
+        return "with its product, at once: gradients are made beside it, logits are not kept"
+    return f"with its product, in {chunks} chunks of rows: 1/{chunks} of the logits at a time"
+
+
+def _wrong_loss(chunks: int) -> Iterator[Wrong]:
+    if chunks < 1:
+        yield "loss_chunks", chunks, "a whole number from 1, or null"
+
+
+def _wrong_bucket(size_bytes: int) -> Iterator[Wrong]:
+    if size_bytes < MIB or size_bytes % MIB:
+        yield "bucket_bytes", size_bytes, "a multiple of 1048576, or null"
+
+
+def _pieces_aside(pieces: dict[str, int]) -> str:
+    return (
+        f"tp_pieces={max(pieces.values())} of {len(pieces)} collectives beside their products: the "
+        "trainer overlaps as it does by itself"
+    )
+
+
+def _wrong_reduce(dtype: str) -> Iterator[Wrong]:
+    if dtype not in WORDS[REDUCE]:
+        yield "reduce_dtype", dtype, " or ".join(WORDS[REDUCE]) + ", or null"
+
+
+def _wrong_all_reduce(text: str) -> Iterator[Wrong]:
+    if ranks_inside(text) is None:
+        yield "all_reduce", text, f"{two_level_of(2)} or more, or null"
+
+
+def _wrong_prefetch(units: int) -> Iterator[Wrong]:
+    if units not in PREFETCHES:
+        yield "prefetch", units, " or ".join(map(str, PREFETCHES))
+
+
+def _wrong_kernels(kernels: dict[str, str]) -> Iterator[Wrong]:
+    for where, text in kernels.items():
+        if not all(kernel_of(text)):
+            yield f"kernels.{where}", text, "such as 'attention by cudnn'"
+
+
+def _wrong_recipes(recipes: dict[str, str]) -> Iterator[Wrong]:
+    for name, text in recipes.items():
+        try:
+            Narrow.parse(text)
+        except ValueError as error:
+            yield f"recipes[{name!r}]", text, f"a recipe: {error}"
+
+
+def _none(value: Any) -> Iterator[Wrong]:
+    """Checked with what it lies in."""
+    yield from ()
+
+
+CHOICES = (
+    Choice(
+        "loss_chunks", "loss", "of whole logits",
+        lambda n: f"in {n} chunks", _loss_words,
+        lambda n: f"loss_chunks={n} (logits are never whole): a device's memory may be short "
+        "without",
+        _wrong_loss,
+    ),
+    Choice(
+        "bucket_bytes", "gradients", "in usual buckets",
+        lambda b: f"in buckets of {bucket_text(b)}",
+        lambda b: f"added up {bucket_text(b)} at a time",
+        lambda b: f"bucket={bucket_text(b)} of gradients: the trainer has its own size",
+        _wrong_bucket,
+    ),
+    Choice(
+        "tp_pieces", "tensor parallel", "in one piece", pieces_text, pieces_text, _pieces_aside,
+        _none,
+    ),
+    Choice(
+        "reduce_dtype", "reduction", "as stored", str, lambda d: f"of gradients in {d}",
+        lambda d: f"reduce={d} of gradients: the trainer has its own dtype", _wrong_reduce,
+    ),
+    Choice(
+        "all_reduce", "all-reduce", LIBRARY, str,
+        lambda t: f"of gradients inside domains of {ranks_inside(t)} ranks, then across",
+        lambda t: f"all_reduce={t}: the library's own takes its place", _wrong_all_reduce,
+    ),
+    Choice(
+        "prefetch", "prefetch", "usual", str,
+        lambda n: f"parameters of {n} units gathered ahead",
+        lambda n: f"prefetch={n}: the trainer gathers ahead in its own way", _wrong_prefetch,
+    ),
+    Choice(
+        "kernels", "kernels", "as torch has them", kernels_text, kernels_text,
+        lambda k: f"kernels ({kernels_text(k)}): the trainer has its own", _wrong_kernels,
+    ),
+    Choice(
+        "recipes", "8-bit layers", "none", recipes_text, recipes_text,
+        lambda r: f"precision={recipes_text(r)} in 8 bits: the trainer computes in the plan's "
+        "precision",
+        _wrong_recipes,
+    ),
+)  # fmt: skip
