@@ -24,6 +24,7 @@ from autopar.lowering.state import (
 from autopar.nouns.axes import PIPELINE, SAMPLES
 from autopar.nouns.graph import DTYPE_BYTES
 from autopar.nouns.plan import Plan
+from autopar.nouns.prefetch import USUAL
 from autopar.nouns.recompute import Recompute
 from autopar.nouns.reduction import ranks_inside
 from autopar.pipeline.actions import Schedule
@@ -66,7 +67,7 @@ def priced_collectives(
     inside = ranks_inside(plan.all_reduce)
     _add_activations(counts, lowered, stage.recompute, plan.microbatches, plan.framework)
     state = state_collectives(
-        stored_parameters(lowered, stored_dtypes),
+        stored_parameters(lowered, stored_dtypes, plan.prefetch),
         plan.mesh(stage),
         stage.zero,
         plan.microbatches,
@@ -135,7 +136,7 @@ def pipeline_collectives(
     parts = stage_parts(lowered, plan.stages)
     run = Counter(schedule.route)
     passes = {s: run[i] for i, route in enumerate(schedule.routes) for s in route}
-    stored = [list(stored_parameters(part.lowered, stored_dtypes)) for part in parts]
+    stored = [list(stored_parameters(part.lowered, stored_dtypes, plan.prefetch)) for part in parts]
     ranks = range(len(schedule.lists))
     counts: list[Counter[_Place]] = [Counter() for _ in ranks]
     for stage, rank in enumerate(schedule.ranks):
@@ -214,10 +215,12 @@ def ways(parts: Sequence[StagePart], schedule: Schedule) -> Iterator[Way]:
                         yield Way(f"d {name}", giver, target, source, size)
 
 
-def stored_parameters(lowered: Lowered, dtypes: Mapping[str, str]) -> Iterator[Stored]:
-    """Each parameter of the unfolded model once, with its unit."""
+def stored_parameters(
+    lowered: Lowered, dtypes: Mapping[str, str], prefetch: int | None = None
+) -> Iterator[Stored]:
+    """Each parameter of the unfolded model once, with its unit. ``prefetch``: of the plan."""
     yield from _stored(lowered, dtypes, "", "")
-    again = _gathered_again(lowered)
+    again = _gathered_again(lowered, prefetch in (None, USUAL))
     for name, body in lowered.blocks.items():
         block = lowered.graph.blocks[name]
         for instance in dict.fromkeys(block.instances):
@@ -226,9 +229,9 @@ def stored_parameters(lowered: Lowered, dtypes: Mapping[str, str]) -> Iterator[S
                 yield one if not unit or unit in again else replace(one, again=False)
 
 
-def _gathered_again(lowered: Lowered) -> set[str]:
-    """Units that FSDP2 gathers for backward too: those that have one, and what ran before such a
-    one or before the root, which prefetches it without asking."""
+def _gathered_again(lowered: Lowered, by_itself: bool) -> set[str]:
+    """Units that FSDP2 gathers for backward too: those that have one, and ``by_itself`` what ran
+    before such a one or before the root, which prefetches it without asking."""
     units = {unit for block in lowered.graph.blocks.values() for unit in block.units}
     again = units - {op.attrs["instance"] for op in lowered.graph.ops if op.kind == "block"}
     follows = True
@@ -236,7 +239,7 @@ def _gathered_again(lowered: Lowered) -> set[str]:
         if op.kind != "block" or op.attrs["instance"] not in units:
             continue
         passed = any(lowered.graph.tensors[name].differentiable for name in op.outputs)
-        if passed or follows:
+        if passed or (follows and by_itself):
             again.add(op.attrs["instance"])
         follows = passed
     return again

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from torch.distributed.fsdp import FSDPModule
 
 from autopar.torch_private.distributed import fsdp_gathers_in_line
 
 
-def gather_ahead(groups: Sequence[FSDPModule], ahead: int) -> None:
+def gather_ahead(
+    groups: Sequence[FSDPModule], ahead: int, forward_only: Collection[FSDPModule] = ()
+) -> None:
     """``groups``: the units in the order of their calls, and then the root, which is gathered first
-    and whole from its forward to the end of its backward."""
+    and whole from its forward to the end of its backward; ``forward_only``: those of them that no
+    gradient passes."""
     *units, root = groups
     if not ahead:
         for unit in groups:
@@ -22,5 +25,8 @@ def gather_ahead(groups: Sequence[FSDPModule], ahead: int) -> None:
     root.set_modules_to_forward_prefetch(units[:ahead])
     for place, unit in enumerate(units):
         unit.set_modules_to_forward_prefetch(units[place + 1 : place + 1 + ahead])
-        before = units[max(0, place - ahead) : place]
+    passed = [unit for unit in units if unit not in forward_only]
+    root.set_modules_to_backward_prefetch(passed[-1:] or [root])
+    for place, unit in enumerate(passed):
+        before = passed[max(0, place - ahead) : place]
         unit.set_modules_to_backward_prefetch(before[::-1] or [unit])

@@ -268,7 +268,8 @@ class Sharded(Storage):
         if settings.split.parameters and settings.prefetch != USUAL:
             called = (*unit_modules(self.model, settings.units, in_order=True), self.model)
             ordered = [module for module in called if isinstance(module, FSDPModule)]
-            gather_ahead(ordered, settings.prefetch)
+            alone = unit_modules(self.model, settings.forward_only)
+            gather_ahead(ordered, settings.prefetch, [m for m in ordered if m in alone])
 
     def _policy(self, module: nn.Module, here: list[nn.Parameter]) -> MixedPrecisionPolicy:
         trained = {p.dtype for p in here if p.requires_grad}

@@ -43,6 +43,7 @@ class Settings:
     bucket_mib:   of gradients that DDP adds up at once; None: its own.
     reduce_dtype: of gradients that FSDP2 reduces, in half precision; None: as they are stored.
     prefetch:     units ahead that FSDP2 gathers split parameters, see `autopar.nouns.prefetch`.
+    forward_only: units that no gradient passes, so that none is gathered ahead for backward.
     two_level:    how many neighbours of the data ranks DDP adds up gradients among first, and then
                   across; 0: as the library does.
     whole_inputs: batch entries that every microbatch and rank gets uncut.
@@ -65,6 +66,7 @@ class Settings:
     bucket_mib: int | None = None
     reduce_dtype: str | None = None
     prefetch: int = USUAL
+    forward_only: tuple[str, ...] = ()
     two_level: int = 0
     limits: tuple[tuple[str, float | None, float | None], ...] = ()
 

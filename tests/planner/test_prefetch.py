@@ -89,11 +89,35 @@ class Woven(nn.Module):
         return x.square().mean()
 
 
-def turns(back):
-    return dataclasses.replace(alike, model=lambda: Woven(back))
+class Taught(nn.Module):
+    # Two lists; no gradient passes the second, which is called first or last.
+
+    def __init__(self, last):
+        super().__init__()
+        self.a = nn.ModuleList(Small() for _ in range(3))
+        self.b = nn.ModuleList(Small() for _ in range(3)).requires_grad_(False)
+        self.last = last
+
+    def taught(self, x):
+        with torch.no_grad():
+            for layer in self.b:
+                x = layer(x)
+        return x
+
+    def forward(self, x, ids):
+        wanted = None if self.last else self.taught(x)
+        h = x
+        for layer in self.a:
+            h = layer(h)
+        return (h - (self.taught(x) if self.last else wanted)).square().mean()
 
 
-woven, backwards = turns(False), turns(True)
+def other(model):
+    return dataclasses.replace(alike, model=model)
+
+
+woven, backwards = other(lambda: Woven(False)), other(lambda: Woven(True))
+taught_first, taught_last = other(lambda: Taught(False)), other(lambda: Taught(True))
 """
 GATHERED = {"dp_shard": "4", "zero": "3", "recompute": "none", "microbatch": "8"}
 
@@ -192,6 +216,16 @@ def test_units_are_gathered_in_the_order_of_their_calls(
     assert in_line == ([] if ahead else list("abcdr"))
 
 
+def test_none_is_gathered_for_a_backward_that_does_not_come() -> None:
+    units: list[Any] = [_Unit(name) for name in "abcdr"]
+    gathered_ahead.gather_ahead(units, 2, [units[1], units[3]])
+    assert {unit.name: unit.back for unit in units} == {
+        **{"a": "a", "b": "", "c": "a", "d": ""},
+        "r": "c",
+    }
+    assert units[0].ahead == "bc"
+
+
 def test_fsdp2_has_what_is_called() -> None:
     for name in ("set_modules_to_forward_prefetch", "set_modules_to_backward_prefetch"):
         assert callable(getattr(FSDPModule, name))
@@ -210,6 +244,9 @@ def test_programs_compute_the_same(where: Path) -> None:
             {"prefetch": "2", "dp_shard": "2", "pp": "2", "schedule": "zb-h1", "microbatch": "4"},
             {"prefetch": "2", "model": "woven"},
             {"prefetch": "2", "model": "backwards"},
+            {"prefetch": "2", "model": "taught_first"},
+            {"prefetch": "2", "model": "taught_last"},
+            {"prefetch": "0", "model": "taught_last"},
         )
     ):
         made = planned(where, fix.pop("model", "alike"), 450, **fix)

@@ -29,7 +29,7 @@ from autopar.emit.pytorch.precision import wide_values
 from autopar.emit.pytorch.scopes import scopes
 from autopar.emit.pytorch.stages import stage_classes
 from autopar.emit.pytorch.top import model_class
-from autopar.emit.pytorch.units import units_of
+from autopar.emit.pytorch.units import forward_only, units_of
 from autopar.emit.pytorch.views import shorter_views
 from autopar.emit.pytorch.widths import with_arguments
 from autopar.emit.sizes import NONE, Sizes
@@ -235,6 +235,8 @@ def _settings(lowered: Lowered, plan: Plan, captured: CapturedModel | None) -> l
         given.append(f"two_level={inside}")
     units = units_of(lowered, in_order=plan.prefetch is not None)
     given.append(f"units={literal(units)}")
+    if plan.prefetch is not None and (ahead := forward_only(lowered)):
+        given.append(f"forward_only={literal(ahead)}")
     if captured is not None:
         whole = tuple(e.name for e in captured.batch if e.batch_dim is None)
         if whole:

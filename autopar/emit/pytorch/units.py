@@ -23,6 +23,19 @@ def units_of(lowered: Lowered, in_order: bool) -> tuple[str, ...]:
     return patterns
 
 
+def forward_only(lowered: Lowered) -> tuple[str, ...]:
+    """Units that no gradient passes, in the order of their calls."""
+    tensors = lowered.graph.tensors
+    units = {name for block in lowered.graph.blocks.values() for name in block.units}
+    calls = (op.op for op in lowered.ops if op.op.kind == "block")
+    given = {op.attrs["instance"]: [tensors[name] for name in op.outputs] for op in calls}
+    return tuple(
+        name
+        for name, outputs in given.items()
+        if name in units and not any(tensor.differentiable for tensor in outputs)
+    )
+
+
 def _lists(lowered: Lowered, units: set[str]) -> set[str]:
     """Paths of lists all of whose members are units."""
     members: dict[str, set[str]] = {}
