@@ -35,7 +35,7 @@ from autopar.runtime.verify.pytorch.comparison import Comparison
 from autopar.runtime.verify.pytorch.locate import Probed, locate
 from autopar.runtime.verify.pytorch.modes import exact
 from autopar.runtime.verify.pytorch.reference import Reference, random_batch, reference
-from autopar.runtime.verify.pytorch.verify import compared_steps
+from autopar.runtime.verify.pytorch.steps import compared_steps
 from tests.runtime import folders, tiny_gpt, tiny_gpt_program
 from tests.runtime.damages import failing
 from tests.runtime.drawn_once import initialize

@@ -29,7 +29,7 @@ from autopar.runtime.shared.settings import Settings
 from autopar.runtime.verify.pytorch.comparison import Comparison
 from autopar.runtime.verify.pytorch.modes import exact
 from autopar.runtime.verify.pytorch.reference import Reference, random_batch, reference
-from autopar.runtime.verify.pytorch.verify import compared_steps
+from autopar.runtime.verify.pytorch.steps import compared_steps
 from tests.runtime import pipelined_models, torch_pipelines
 from tests.runtime.drawn_once import initialize
 from tests.runtime.live_memory import LiveMemory

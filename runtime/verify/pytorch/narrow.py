@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -28,28 +28,31 @@ from autopar.runtime.pytorch.training.trainer import Program, Trainer
 from autopar.runtime.shared.edits import program_of
 from autopar.runtime.shared.program_module import run_program
 from autopar.runtime.verify.narrow import NarrowResult
-from autopar.runtime.verify.pytorch.comparison import Comparison, Piece
+from autopar.runtime.verify.pytorch.comparison import Comparison
 from autopar.runtime.verify.pytorch.modes import exact
 from autopar.runtime.verify.pytorch.reference import Reference
-
-Gather = Callable[[list[Piece], Callable[[list[Piece]], None]], None]
+from autopar.runtime.verify.pytorch.steps import gather
+from autopar.runtime.verify.pytorch.trainers import make_trainer, recorded_once
 
 
 def narrow_result(
     folder: Path,
     workload: Workload,
-    trainer: Trainer,
     batch: Mapping[str, Any],
+    device: torch.device,
     wanted: Reference | None,
     seen: Seen,
-    gather: Gather,
 ) -> NarrowResult | None:
-    """What rank 0 says of the plan's layers in 8 bits; None on others. All ranks call it.
+    """What rank 0 says of the plan's layers in 8 bits; None on others, and of plans without such.
+    All ranks call it.
 
-    trainer: of the program, in float64. wanted: the model's own reference, on rank 0. seen: what
-    products gave in the program's own precision.
+    wanted: the model's own reference, on rank 0. seen: what products gave in the program's own
+    precision.
     """
     plan = plan_folder.read_plan(folder)
+    if not plan.recipes:
+        return None
+    trainer = make_trainer(folder, workload, device, torch.float64, recorded_once(folder))
     product = _largest(seen.error)
     with exact(), products_as("emulated"):
         loss = float(trainer.backward(batch))
