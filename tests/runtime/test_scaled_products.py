@@ -72,6 +72,16 @@ def test_arithmetic_rounds_as_torch_casts(dtype: str) -> None:
     assert torch.equal(rounded(values, dtype), values.to(getattr(torch, dtype)).float())
 
 
+def test_ties_of_float64_are_broken_alike_whatever_the_order_of_sums_left() -> None:
+    """A product of one scale gives whole numbers of it, which the next product rounds."""
+    ties = torch.tensor([27.0, 29.0, 0.5625, 232.0, 3 * 2.0**-10], dtype=torch.float64)
+    right = rounded(ties, E4M3)
+    assert right.tolist() == [28.0, 28.0, 0.5625, 224.0, 2.0**-8]
+    for apart in (-1e-13, 1e-13):
+        assert torch.equal(rounded(ties * (1 + apart), E4M3), right)
+        assert not torch.equal(rounded(ties * (1 + 1e8 * apart), E4M3), right)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("recipe", [*RECIPES, "fp8-row:output+input", "fp8-tensor:weight"])
 def test_numbers_are_those_of_the_emulation(recipe: str, dtype: torch.dtype) -> None:
