@@ -22,9 +22,9 @@ _FLOATS = {"float8_e4m3fn": (3, -6, 448.0), "float8_e5m2": (2, -14, 57344.0)}
 _LEAST = 1e-12
 """Largest magnitudes below count as this."""
 _TIE = 2.0**-20
-"""In float64, of a step of the 8-bit float: what lies as near to the middle of two numbers is a tie.
-What a narrow product gives of one scale are whole numbers of it, so that ties are nothing rare where
-another product reads them; ranks that add up in another order would break them otherwise."""
+"""In float64, of a step of the 8-bit float: what is as near to the middle of two numbers is a tie.
+What a narrow product of one scale gives are whole numbers of it, so that ties are nothing rare
+where the next one reads them; ranks that add up in another order would break them otherwise."""
 
 
 def rounded(x: Tensor, dtype: str) -> Tensor:
