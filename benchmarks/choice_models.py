@@ -40,7 +40,8 @@ class Block(nn.Module):
         q, k, v = (f(y).unflatten(2, (HEADS, -1)).transpose(1, 2) for f in (self.q, self.k, self.v))
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.dropout(self.out(mixed.transpose(1, 2).flatten(2)))
-        return x + self.dropout(self.down(F.gelu(self.up(self.mlp_norm(x)))))
+        out: Tensor = x + self.dropout(self.down(F.gelu(self.up(self.mlp_norm(x)))))
+        return out
 
 
 class GPT(nn.Module):
@@ -77,13 +78,13 @@ _DECODER: Mapping[str, Any] = {
 }
 
 
-def _llama(**settings: Any) -> nn.Module:
+def _llama(**settings: Any) -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     return LlamaForCausalLM(LlamaConfig(**{**_DECODER, **settings}))
 
 
-def _t5(**settings: Any) -> nn.Module:
+def _t5(**settings: Any) -> Any:
     from transformers import T5Config, T5ForConditionalGeneration
 
     usual = {
@@ -102,7 +103,7 @@ def _t5(**settings: Any) -> nn.Module:
     return T5ForConditionalGeneration(T5Config(**{**usual, **settings}))
 
 
-def _mixture(**settings: Any) -> nn.Module:
+def _mixture(**settings: Any) -> Any:
     from transformers import MixtralConfig, MixtralForCausalLM
 
     experts = {"num_local_experts": 4, "num_experts_per_tok": 2}

@@ -16,9 +16,12 @@ from __future__ import annotations
 
 import argparse
 import random
+import re
 import sys
 import tempfile
+import textwrap
 import traceback
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, product
@@ -91,7 +94,8 @@ def _pieces(count: int) -> Callable[[Plan], bool]:
 
 def _recipe(name: str) -> Choice:
     def there(plan: Plan) -> bool:
-        return bool(plan.recipes) and all(name in text for text in plan.recipes.values())
+        texts = (plan.recipes or {}).values()
+        return bool(texts) and all(text.startswith(name) for text in texts)
 
     return Choice({"precision": name}, there)
 
@@ -257,6 +261,19 @@ def _judged(result: VerifyResult) -> dict[str, Any]:
     }
 
 
+def drawn(cases: Sequence[Case], seed: int) -> list[Case]:
+    """In the order in which a sample takes them: every choice of every model once, then again."""
+    shuffled = random.Random(seed).sample(cases, len(cases))
+    taken = Counter[tuple[str, str]]()
+    turns = []
+    for case in shuffled:
+        turns.append(taken[case.model, case.choice])
+        taken[case.model, case.choice] += 1
+    return [shuffled[i] for i in sorted(range(len(turns)), key=turns.__getitem__)]
+
+
+SHOWN = 60
+"""Letters of a reason in a table."""
 OUTCOMES = ("right", "WRONG", "refused", "refused otherwise", "crashed")
 
 
@@ -271,11 +288,17 @@ def lines(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         mine = list(group)
         counts = {name: sum(row["outcome"] == name for row in mine) for name in OUTCOMES}
         worst = max((row["error"] for row in mine if "error" in row), default=None)
-        reasons = dict.fromkeys(row["reason"] for row in mine if row["outcome"] in OUTCOMES[1::2])
+        reasons = dict.fromkeys(_short(row["reason"]) for row in mine if row["reason"])
         shown.append(
             {"choice": f"{model}, {choice}", **counts, "error": worst, "why": " | ".join(reasons)}
         )
     return shown
+
+
+def _short(reason: str) -> str:
+    """What it says behind the pins and places that it names."""
+    parts = re.sub(r"--fix \S+=\S+:? ?| at \S+ \(.*?\)", "", reason)
+    return textwrap.shorten(parts, SHOWN, placeholder="...")
 
 
 def main() -> None:
@@ -291,7 +314,7 @@ def main() -> None:
     every = product(given.models.split(","), given.choices.split(";"), given.layouts.split(";"))
     cases = [Case(*words) for words in every]
     if given.sample is not None:
-        random.Random(given.seed).shuffle(cases)
+        cases = drawn(cases, given.seed)
     with tempfile.TemporaryDirectory() as scratch:
         home = given.keep or Path(scratch)
         home.mkdir(parents=True, exist_ok=True)
