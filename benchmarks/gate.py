@@ -99,7 +99,7 @@ FINDINGS: Mapping[str, Sequence[str]] = {
     ),
     "choices pinned": (
         "tests/planner/test_tp_piece_plans.py",
-        "tests/runtime/test_verify_dropout.py",
+        "tests/runtime/test_verify_rerun.py",
         "tests/benchmarks/test_verified_choices.py",
     ),
     "attention over ranks": (

@@ -54,7 +54,15 @@ ERRORS: Mapping[str, OldError] = {
     "a fixed dropout keeps nothing": OldError(
         _CHOSEN, "runtime/verify/pytorch/dropping.py",
         "torch.full((), share, dtype=x.dtype, device=x.device)", "share",
-        ("tests/runtime/test_verify_dropout.py",)),
+        ("tests/runtime/test_verify_rerun.py",)),
+    "a sum is written in front of what is kept last": OldError(
+        _CHOSEN, "autopar/emit/pytorch/forward.py",
+        "if op.op.name in self.last_moves:", "if False:",
+        ("tests/runtime/test_verify_rerun.py",)),
+    "numbers below the normal ones of float16 are judged as normal": OldError(
+        "layers in 8 bits", "runtime/pytorch/scaled_products.py",
+        "(apart - least / 2).clamp(min=0)", "apart",
+        ("tests/runtime/test_scaled_products.py",)),
     "ties in 8 bits are broken by the order of sums": OldError(
         "layers in 8 bits", "runtime/pytorch/scaled_reference.py",
         "        steps = torch.round(steps / _TIE) * _TIE\n", "        pass\n",

@@ -77,9 +77,7 @@ def rerun_collectives(body: Lowered, times: int = 1) -> Iterator[Priced]:
     Recomputation stops at the last op that saves anything: what comes after it is not run again.
     Where that is a layer with its collective in pieces, one call makes both, and saves behind them.
     """
-    pieces = pieces_of(body)
-    savers = [i for i, op in enumerate(body.ops) if _saves(op, body)]
-    last = max(savers, default=-1)
+    pieces, last = pieces_of(body), last_kept(body)
     for i, op in enumerate(body.ops[: last + 1]):
         for operand in op.operands:
             tensor = body.graph.tensors[operand.name]
@@ -103,6 +101,20 @@ def _called_with(
         if site.name in op.op.outputs and site.name in pieces and site.kind not in BEFORE:
             tensor = body.graph.tensors[site.name]
             yield from _priced(tensor, (site.step,), False, body, times, pieces)
+
+
+def last_kept(body: Lowered) -> int:
+    """The place of the last op that saves anything for backward; -1: none does."""
+    return max((i for i, op in enumerate(body.ops) if _saves(op, body)), default=-1)
+
+
+def last_moves(body: Lowered) -> frozenset[str]:
+    """Ops of a block behind that, before which something moves. It is not moved again where it
+    stands behind what is kept last in the program, too."""
+    if body.block is None:
+        return frozenset()
+    behind = body.ops[last_kept(body) + 1 :]
+    return frozenset(op.op.name for op in behind if any(o.steps for o in op.operands))
 
 
 def _saves(op: LoweredOp, body: Lowered) -> bool:

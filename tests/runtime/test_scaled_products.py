@@ -19,6 +19,7 @@ from autopar.runtime.pytorch.scaled_operands import largest, scaled, scales, til
 from autopar.runtime.pytorch.scaled_products import compared, products_as, scaled_linear
 from autopar.runtime.pytorch.scaled_reference import emulated, rounded
 from autopar.runtime.shared.settings import ProgramError
+from autopar.runtime.verify.narrow import TOLERANCES
 from tests.runtime.test_loss_head import AXIS, in_threads
 
 E4M3, E5M2 = "float8_e4m3fn", "float8_e5m2"
@@ -70,6 +71,18 @@ def test_arithmetic_rounds_as_torch_casts(dtype: str) -> None:
     high = torch.finfo(getattr(torch, dtype)).max
     values = values.clamp(-high, high)
     assert torch.equal(rounded(values, dtype), values.to(getattr(torch, dtype)).float())
+
+
+def test_products_below_the_normal_numbers_of_float16_are_as_near_as_it_has_them() -> None:
+    x, weight, bias, grad = drawn()
+    grad = grad * (4e-7 / grad.abs().max())
+    x, weight, bias, grad = (t.half() for t in (x, weight, bias, grad))
+    x.requires_grad_()
+    with compared() as seen:
+        y = scaled_linear(x, weight, bias, recipe="fp8-row")
+        (of_x,) = torch.autograd.grad(y, x, grad)
+    assert 0 < of_x.abs().max() < 2**-14
+    assert seen.error <= TOLERANCES["float16"]
 
 
 def test_ties_of_float64_are_broken_alike_whatever_the_order_of_sums_left() -> None:
