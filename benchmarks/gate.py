@@ -29,8 +29,9 @@ from benchmarks.zoo_models import EXPERTS, ZOO
 
 SEED = 22
 MINUTES = 25.0
-FAMILIES, TYPES, VERIFIED, PLANTED, SAME = 3, 10, 3, 10, 5
-"""How many are drawn: zoo, census, of these to verify, planted errors, families of same plans."""
+FAMILIES, TYPES, VERIFIED, PLANTED, SAME, CHOSEN = 3, 10, 3, 10, 5, 16
+"""How many are drawn: zoo, census, of these to verify, planted errors, families of same plans,
+choices pinned."""
 TRAINED = "llama,examples/02_gpt.py,examples/05_gpt_jax.py"
 JAX_PLANS = "shard, ZeRO 3;replicate x tp"
 OUT = Path("out/gate.json")
@@ -96,6 +97,11 @@ FINDINGS: Mapping[str, Sequence[str]] = {
         "tests/runtime/test_own_kernels.py",
         "tests/runtime/test_gated_activation.py",
     ),
+    "choices pinned": (
+        "tests/planner/test_tp_piece_plans.py",
+        "tests/runtime/test_verify_rerun.py",
+        "tests/benchmarks/test_verified_choices.py",
+    ),
     "attention over ranks": (
         "tests/emit/test_attention_along_sequences.py",
         "tests/runtime/test_ring_attention.py",
@@ -145,6 +151,7 @@ def parts() -> list[Part]:
         ),
         "spellings": ("spellings", "--sample", "8", "--seed", "0"),
         "every schedule, verified": ("pipelines", "--models", "examples/02_gpt.py"),
+        "choices, verified": ("verified_choices", "--sample", str(CHOSEN), "--seed", str(SEED)),
         "train.py beside run": ("train_files", "--families", TRAINED),
         "rehearsal, planted mistakes": ("rehearsals", "--planted"),
         "kernels": ("kernels", "--shapes", "6", "--targets", "90"),

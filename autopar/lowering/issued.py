@@ -10,7 +10,7 @@ from itertools import product
 from typing import NamedTuple
 
 from autopar.lowering.lowered import Lowered, LoweredOp
-from autopar.lowering.pieces import pieces_of
+from autopar.lowering.pieces import BEFORE, pieces_of, sites
 from autopar.nouns.axes import MICROBATCH
 from autopar.nouns.graph import DTYPE_BYTES, Tensor
 from autopar.nouns.mesh import Mesh
@@ -75,10 +75,10 @@ def rerun_collectives(body: Lowered, times: int = 1) -> Iterator[Priced]:
     """Forward collectives of a block that is recomputed.
 
     Recomputation stops at the last op that saves anything: what comes after it is not run again.
+    Where that is a layer with its collective in pieces, one call makes both, and saves behind them.
     """
-    pieces = pieces_of(body)
-    savers = [i for i, op in enumerate(body.ops) if _saves(op, body)]
-    for i, op in enumerate(body.ops[: max(savers, default=-1) + 1]):
+    pieces, last = pieces_of(body), last_kept(body)
+    for i, op in enumerate(body.ops[: last + 1]):
         for operand in op.operands:
             tensor = body.graph.tensors[operand.name]
             yield from _priced(tensor, operand.steps, False, body, times, pieces)
@@ -86,9 +86,35 @@ def rerun_collectives(body: Lowered, times: int = 1) -> Iterator[Priced]:
             for inside in internal_collectives(op, body.mesh):
                 if inside.direction == "forward":
                     yield inside.priced(key(body.block, op.op.name), times)
-        for name in op.op.outputs if i < max(savers) else ():
+        for name in op.op.outputs if i < last else ():
             tensor, steps = body.graph.tensors[name], body.tensors[name].steps
             yield from _priced(tensor, steps, False, body, times, pieces)
+    if last >= 0:
+        yield from _called_with(body.ops[last], body, times, pieces)
+
+
+def _called_with(
+    op: LoweredOp, body: Lowered, times: int, pieces: Mapping[str, int]
+) -> Iterator[Priced]:
+    """Forward collectives of what a layer gives that its own call makes."""
+    for site in sites(body) if pieces.keys() & op.op.outputs else ():
+        if site.name in op.op.outputs and site.name in pieces and site.kind not in BEFORE:
+            tensor = body.graph.tensors[site.name]
+            yield from _priced(tensor, (site.step,), False, body, times, pieces)
+
+
+def last_kept(body: Lowered) -> int:
+    """The place of the last op that saves anything for backward; -1: none does."""
+    return max((i for i, op in enumerate(body.ops) if _saves(op, body)), default=-1)
+
+
+def last_moves(body: Lowered) -> frozenset[str]:
+    """Ops of a block behind that, before which something moves. It is not moved again where it
+    stands behind what is kept last in the program, too."""
+    if body.block is None:
+        return frozenset()
+    behind = body.ops[last_kept(body) + 1 :]
+    return frozenset(op.op.name for op in behind if any(o.steps for o in op.operands))
 
 
 def _saves(op: LoweredOp, body: Lowered) -> bool:

@@ -184,7 +184,7 @@ def _part(
             if op.op.kind == "block" and op.op.attrs["block"] == name
         ]
         if called:
-            blocks[name] = replace(block, instances=tuple(called))
+            blocks[name] = replace(block, instances=tuple(called), apart=bool(block.units))
     part = Graph(
         {name: value.tensor for name, value in tensors.items()},
         tuple(op.op for op in ops),

@@ -99,11 +99,13 @@ class Block:
     """A sub-graph that repeats. ``instances`` are the module paths where it occurs, in call order.
 
     The body's ``inputs`` line up with the inputs of each call op, its ``outputs`` with the outputs.
+    ``apart``: False of a part of a model that elsewhere calls an instance twice, see `units`.
     """
 
     name: str
     body: Graph
     instances: tuple[str, ...]
+    apart: bool = True
 
     @property
     def units(self) -> tuple[str, ...]:
@@ -112,7 +114,7 @@ class Block:
         None where one is called twice: what is dropped after a call would be gathered for the next.
         Their parameters then travel with the root's, as those do that every call is handed.
         """
-        if not any(t.role == "parameter" for t in self.body.tensors.values()):
+        if not self.apart or not any(t.role == "parameter" for t in self.body.tensors.values()):
             return ()
         once = tuple(dict.fromkeys(self.instances))
         return once if len(once) == len(self.instances) else ()

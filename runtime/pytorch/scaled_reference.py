@@ -21,15 +21,22 @@ _FLOATS = {"float8_e4m3fn": (3, -6, 448.0), "float8_e5m2": (2, -14, 57344.0)}
 """Bits of the mantissa, least exponent of a normal number, largest number (arXiv:2209.05433)."""
 _LEAST = 1e-12
 """Largest magnitudes below count as this."""
+_TIE = 2.0**-20
+"""In float64, of a step of the 8-bit float: what is as near to the middle of two numbers is a tie.
+What a narrow product of one scale gives are whole numbers of it, so that ties are nothing rare
+where the next one reads them; ranks that add up in another order would break them otherwise."""
 
 
 def rounded(x: Tensor, dtype: str) -> Tensor:
     """x as the nearest numbers of an 8-bit float, ties to even, no larger than its largest; in the
-    dtype of x."""
+    dtype of x. In float64 what is within `_TIE` is a tie."""
     bits, least, highest = _FLOATS[dtype]
     _, above = torch.frexp(x)  # x = m 2^above with m from 0.5 to 1
     step = torch.ldexp(torch.ones_like(x), (above - 1).clamp(min=least) - bits)
-    return (torch.round(x / step) * step).clamp(-highest, highest)
+    steps = x / step
+    if x.dtype == torch.float64:
+        steps = torch.round(steps / _TIE) * _TIE
+    return (torch.round(steps) * step).clamp(-highest, highest)
 
 
 def fake_scaled(

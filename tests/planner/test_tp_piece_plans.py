@@ -14,7 +14,7 @@ from autopar.cli.commands import plan_files
 from autopar.files import plan_folder
 from autopar.files.cluster_file import load_cluster
 from autopar.files.plan_checks import BadPlan, from_json
-from autopar.lowering.issued import activation_collectives
+from autopar.lowering.issued import activation_collectives, rerun_collectives
 from autopar.lowering.pieces import every_site
 from autopar.lowering.spread import lower
 from autopar.nouns.axes import MICROBATCH
@@ -293,3 +293,19 @@ def test_it_computes_the_same_and_is_counted(which: str, tmp_path: Path) -> None
     for verified, folder in zip(verify_many(folders), folders, strict=True):
         assert verified.collective_differences == (), folder
         assert verified.passed, folder
+
+
+@pytest.mark.gloo(4)
+def test_what_ends_a_block_that_runs_again_moves_again(model: str, tmp_path: Path) -> None:
+    """Its call keeps what it is to keep behind its collective, in pieces unlike in one."""
+    folders = []
+    for pieces in ("1", "2"):
+        fix = {"tp": "4", "recompute": "full", "tp_pieces": pieces}
+        made = plan(f"{model}:small", fast(CORES), fix)
+        again = {row.key: row.count for row in rerun_collectives(made.lowered.blocks["Layer"])}
+        assert again.get("Layer::down/linear", 0) == (2 if pieces == "2" else 0)
+        folders.append(tmp_path / pieces)
+        plan_folder.write(folders[-1], plan_files(made, folders[-1])[0])
+    for verified in verify_many(folders):
+        assert verified.collective_differences == ()
+        assert verified.passed

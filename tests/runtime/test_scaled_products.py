@@ -19,6 +19,7 @@ from autopar.runtime.pytorch.scaled_operands import largest, scaled, scales, til
 from autopar.runtime.pytorch.scaled_products import compared, products_as, scaled_linear
 from autopar.runtime.pytorch.scaled_reference import emulated, rounded
 from autopar.runtime.shared.settings import ProgramError
+from autopar.runtime.verify.narrow import TOLERANCES
 from tests.runtime.test_loss_head import AXIS, in_threads
 
 E4M3, E5M2 = "float8_e4m3fn", "float8_e5m2"
@@ -70,6 +71,28 @@ def test_arithmetic_rounds_as_torch_casts(dtype: str) -> None:
     high = torch.finfo(getattr(torch, dtype)).max
     values = values.clamp(-high, high)
     assert torch.equal(rounded(values, dtype), values.to(getattr(torch, dtype)).float())
+
+
+def test_products_below_the_normal_numbers_of_float16_are_as_near_as_it_has_them() -> None:
+    x, weight, bias, grad = drawn()
+    grad = grad * (4e-7 / grad.abs().max())
+    x, weight, bias, grad = (t.half() for t in (x, weight, bias, grad))
+    x.requires_grad_()
+    with compared() as seen:
+        y = scaled_linear(x, weight, bias, recipe="fp8-row")
+        (of_x,) = torch.autograd.grad(y, x, grad)
+    assert 0 < of_x.abs().max() < 2**-14
+    assert seen.error <= TOLERANCES["float16"]
+
+
+def test_ties_of_float64_are_broken_alike_whatever_the_order_of_sums_left() -> None:
+    """A product of one scale gives whole numbers of it, which the next product rounds."""
+    ties = torch.tensor([27.0, 29.0, 0.5625, 232.0, 3 * 2.0**-10], dtype=torch.float64)
+    right = rounded(ties, E4M3)
+    assert right.tolist() == [28.0, 28.0, 0.5625, 224.0, 2.0**-8]
+    for apart in (-1e-13, 1e-13):
+        assert torch.equal(rounded(ties * (1 + apart), E4M3), right)
+        assert not torch.equal(rounded(ties * (1 + 1e8 * apart), E4M3), right)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

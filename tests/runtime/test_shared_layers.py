@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from autopar.cli.commands import plan_files
 from autopar.files import plan_folder
+from autopar.lowering.stages import stage_parts
 from autopar.planner import plan
 from autopar.runtime.jobs.launch import verify_many
 from tests.plans import cluster_text
@@ -89,3 +91,24 @@ def test_of_a_pipeline_every_stage_that_calls_them_holds_them(tmp_path: Path) ->
         plan_folder.write(folders[-1], plan_files(made, folders[-1])[0])
     for result in verify_many(folders):
         assert result.passed, result
+
+
+@pytest.mark.gloo(4)
+def test_a_stage_that_calls_them_once_gathers_them_as_all_do(tmp_path: Path) -> None:
+    """With the rest of its parameters: the program has one list of units for all stages."""
+    model, cluster = tmp_path / "model.py", tmp_path / "cluster.yaml"
+    model.write_text(MODEL.replace("range(3)", "range(2)"))
+    cluster.write_text(cluster_text(4))
+    fix = {"pp": "2", "dp_shard": "2", "zero": "3", "recompute": "none", "microbatch": "1"}
+    made = plan(str(model), str(cluster), fix)
+    (whole,) = made.graph.blocks.values()
+    assert whole.units == ()
+    first, second = made.plan.stages
+    for cut in [op.outputs[0] for op in made.graph.ops if op.kind == "block"][1:]:
+        stages = (first, replace(second, first=cut))
+        for part in stage_parts(made.lowered, stages):
+            assert all(block.units == () for block in part.lowered.graph.blocks.values())
+    plan_folder.write(tmp_path / "plan", plan_files(made, tmp_path / "plan")[0])
+    (verified,) = verify_many([tmp_path / "plan"])
+    assert verified.collective_differences == ()
+    assert verified.passed

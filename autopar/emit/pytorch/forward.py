@@ -22,6 +22,7 @@ from autopar.emit.pytorch.scopes import Scope
 from autopar.emit.pytorch.site import HEAVY, LIGHT, Site
 from autopar.emit.pytorch.values import SPELLED, Surroundings, Values, bound
 from autopar.emit.text import ATOM, COLUMNS, Expr, variable
+from autopar.lowering.issued import last_moves
 from autopar.lowering.lowered import LoweredOp, Operand
 from autopar.lowering.precision import OWN_CASTS
 from autopar.nouns.kinds import CROSS_ENTROPIES
@@ -70,6 +71,7 @@ class Forward(Values):
             for o in item.operands
             if o.steps and _moves_nothing(o)
         )
+        self.last_moves = last_moves(around.lowered)
         self.root = root
         self.returned_comment = ""
         for name, var in inputs.items():
@@ -161,6 +163,9 @@ class Forward(Values):
             self._carry(op)
             return
         self._flush_for(op, op.operands)
+        if op.op.name in self.last_moves:
+            for name in [*self.pending]:
+                self.flush(name)
         stream = self._stream(op)
         if stream is not None and stream.name in self.pending:
             self.flush(stream.name)

@@ -11,6 +11,7 @@ from dataclasses import replace
 from autopar.lowering.lowered import Lowered
 from autopar.lowering.pieces import LEAST_ROWS, Site, every_site
 from autopar.lowering.stages import stage_parts
+from autopar.nouns.axes import OPS
 from autopar.nouns.layout import PIECES, PRECISION, LayoutError, Pins
 from autopar.nouns.pieces import COUNTS
 from autopar.nouns.plan import Plan
@@ -49,10 +50,13 @@ def check_pieces(question: Question, lowered: Lowered) -> None:
         if not site.takes(pieces):
             raise LayoutError(_refusal(site, body, pieces, question.prices(lowered.mesh)))
     if not every:
+        split = [axis for axis in OPS if lowered.mesh.size(axis) > 1]
+        degrees = " and ".join(f"{axis}={lowered.mesh.size(axis)}" for axis in split)
+        instead = f"other ways to split ops than {degrees}" if split else "tp=2 or more"
         raise LayoutError(
             f"--fix {PIECES}={pieces} has no effect on this layout: no gather or sum over tensor-"
             "parallel ranks stands alone between linear layers and what they read or give; leave "
-            "it out, or pin tp=2 or more"
+            f"it out, or pin {instead}"
         )
 
 

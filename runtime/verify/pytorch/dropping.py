@@ -42,7 +42,9 @@ def _plain(name: str, args: Arguments, kwargs: Named) -> Any:
         return x
     # a row of one dim is a feature of one number, but `F.dropout1d` takes x [c, l] for one sample
     features = name in _FEATURES and (x.dim() > 2 or name == "dropout1d")
-    factor = dropout_factor(_argument(args, kwargs, 1, "p", 0.5), features)
+    share = dropout_factor(_argument(args, kwargs, 1, "p", 0.5), features)
+    # A tensor is kept for backward, as a mask is: a block that runs again runs as far as there.
+    factor = torch.full((), share, dtype=x.dtype, device=x.device)
     if name.endswith("_") or _argument(args, kwargs, 3, "inplace", False):
         return x.mul_(factor)
     return x * factor
