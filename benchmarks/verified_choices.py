@@ -89,7 +89,7 @@ def _chunks(count: int | None) -> Callable[[Plan], bool]:
 
 
 def _pieces(count: int) -> Callable[[Plan], bool]:
-    return lambda plan: set(plan.pieces.values()) == {count}
+    return lambda plan: set(plan.tp_pieces.values()) == {count}
 
 
 def _recipe(name: str) -> Choice:

@@ -245,7 +245,7 @@ def test_texts_read_back(planned: PlanResult) -> None:
 def test_it_is_told(planned: PlanResult) -> None:
     made = planned.plan
     none = replace(made, spreads=tuple(replace(s, pieces={}) for s in made.spreads))
-    assert "tp pieces" in {change.what for change in decisions(made, none)}
+    assert "tensor parallel" in {change.what for change in decisions(made, none)}
     assert any("tp_pieces=" in note for note in asides(made))
     assert summary_object(made, {}, planned.unruled_ops)["tp_pieces"] == made.tp_pieces
     prices = Prices(H100, planned.lowered.mesh, "bfloat16")
