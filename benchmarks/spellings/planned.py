@@ -26,9 +26,31 @@ LAYOUTS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
         "ZeRO 3": {"dp_shard": "4", "zero": "3"},
     },
 }
+CHOICES: Mapping[str, Mapping[str, str]] = {
+    "by itself": {},
+    "2 chunks, tp x shard": {"tp": "2", "dp_shard": "2", "zero": "3", "loss_chunks": "2"},
+    "2 chunks, pp x tp": {"pp": "2", "tp": "2", "loss_chunks": "2"},
+    "2 pieces, tp x shard": {"tp": "2", "dp_shard": "2", "tp_pieces": "2"},
+    "2 ahead, ZeRO 3": {"dp_shard": "4", "zero": "3", "prefetch": "2", "recompute": "full"},
+    "none ahead, ZeRO 3": {"dp_shard": "4", "zero": "3", "prefetch": "0"},
+    "8 bits, tp x shard": {"tp": "2", "dp_shard": "2", "precision": "fp8-row"},
+}
+"""On top of layouts, in PyTorch, in bfloat16; kernels of four H100 are chosen besides."""
+GPUS = """name: four H100
+groups:
+  - {device: H100, count: 4}
+levels:
+  - {name: nvlink, span: 4, bandwidth: 450 GB/s, latency: 2 us}
+"""
 _MODEL = """from benchmarks.spellings.every import every
 
 workload = every()[{name!r}].workload()
+"""
+_HALF = """import dataclasses
+
+from benchmarks.spellings.every import every
+
+workload = dataclasses.replace(every()[{name!r}].workload(), precision="bfloat16")
 """
 
 
@@ -51,18 +73,21 @@ class Outcome:
     error: float | None = None
 
 
-def outcomes(name: str, home: Path) -> list[Outcome]:
-    """Plans ``name`` under every layout of its framework, into folders below ``home``."""
-    layouts = LAYOUTS[name.partition("/")[0]]
+def outcomes(name: str, home: Path, choices: bool = False) -> list[Outcome]:
+    """Plans ``name`` under every layout of its framework, or with `CHOICES`, into folders below
+    ``home``."""
+    layouts = CHOICES if choices else LAYOUTS[name.partition("/")[0]]
     try:
-        return _outcomes(name, home, layouts)
+        return _outcomes(name, home, layouts, choices)
     except Exception as error:  # what the corpus is for
         last = traceback.extract_tb(error.__traceback__)[-1]
         why = f"{Path(last.filename).name}:{last.lineno} {short(error)}"
         return [Outcome(name, layout, "crashed", why) for layout in layouts]
 
 
-def _outcomes(name: str, home: Path, layouts: Mapping[str, Mapping[str, str]]) -> list[Outcome]:
+def _outcomes(
+    name: str, home: Path, layouts: Mapping[str, Mapping[str, str]], choices: bool
+) -> list[Outcome]:
     from autopar.files.cluster_file import load_cluster
     from autopar.frontends.dispatch import capture
     from autopar.frontends.loading import load_workload
@@ -75,8 +100,10 @@ def _outcomes(name: str, home: Path, layouts: Mapping[str, Mapping[str, str]]) -
     folder = home / name.replace("/", "_").replace(" ", "_")
     folder.mkdir(parents=True, exist_ok=True)
     model = folder / "model.py"
-    model.write_text(_MODEL.format(name=name))
-    cluster = load_cluster(CLUSTER)
+    model.write_text((_HALF if choices else _MODEL).format(name=name))
+    gpus = folder / "gpus.yaml"
+    gpus.write_text(GPUS)
+    cluster = load_cluster(gpus if choices else CLUSTER)
     try:
         workload = load_workload(str(model))
         captured = capture(workload)
