@@ -9,6 +9,7 @@ from autopar.nouns.graph import Op, Tensor
 from autopar.nouns.kinds import OWN_DERIVATIVE
 from autopar.rules.advice import no_rule
 from autopar.rules.binding import bind_rule
+from autopar.rules.called import given_rule, is_called
 from autopar.rules.kept_whole import MARK, whole_rule
 from autopar.rules.notation import FACTOR, BoundRule, Rule, RuleError, RuleMaker, parse_rule
 from autopar.rules.own_functions import FUNCTION, as_differentiated, known_rule
@@ -74,6 +75,8 @@ def _rule(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> 
     rule = rule or TABLE.get(op.kind)
     if rule is None and op.kind.startswith(OWN_DERIVATIVE) and "rule" in op.attrs:
         return own_rule(op)
+    if rule is None and is_called(op):
+        return given_rule(op)
     if rule is None and op.attrs.get(POINTWISE):
         return pointwise_rule(len(operands), len(results))
     return rule if rule is None or isinstance(rule, Rule) else rule(op, operands, results)

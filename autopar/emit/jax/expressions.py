@@ -28,13 +28,11 @@ from autopar.emit.text import (
 )
 from autopar.lowering.lowered import Lowered, LoweredOp
 from autopar.rules.advice import unwritable
+from autopar.rules.called import LIFTED, WINDOW, is_called, window_of, written
 from autopar.rules.implementations.table import GLOBAL_COUNT
 from autopar.rules.lax_calls import LAX_CALLS
 
 Shape = tuple[int, ...]
-
-LIFTED: Mapping[str, str] = {"float32": "FP32", "bfloat16": "BF16", "float16": "FP16"}
-"""Names of `autopar.runtime.jax.program` that verification gives other dtypes."""
 
 OPERATORS: Mapping[str, tuple[str, int]] = {
     "add": ("+", SUM), "sub": ("-", SUM), "mul": ("*", PRODUCT), "div": ("/", PRODUCT),
@@ -85,7 +83,7 @@ class _Writer:
             return self.call(CALLS[kind], *self._pair())
         if kind in REDUCTIONS:
             return self._reduction(REDUCTIONS[kind])
-        writer = WRITERS.get(kind)
+        writer = _called if is_called(self.op) else WRITERS.get(kind)
         if writer is None and kind.startswith("jax::"):
             return self._primitive(kind.removeprefix("jax::"))
         if writer is None:
@@ -235,6 +233,14 @@ def _lax_call(w: _Writer) -> Expr:
         given = [f"({', '.join(given)})"]
     options = [f"{name}={literal(value)}" for name, value in call.options(w.attrs).items()]
     return w.call(call.function, *given, *call.behind, *options)
+
+
+def _called(w: _Writer) -> Expr:
+    """A primitive without a kind, by the text that it has."""
+    window = tuple_text(window_of(w.op, w.operands[0])) if WINDOW in w.attrs else ""
+    dtypes = {name: name for name in LIFTED.values()}
+    text = written(w.op, w.all_given(), dtypes, window, tuple_text(w.result))
+    return Expr(text, ATOM, weight=w.weight)
 
 
 def _joined(function: str) -> Callable[[_Writer], Expr]:

@@ -9,12 +9,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from autopar.frontends.jax.calls import evaluated, widened_call
 from autopar.frontends.jax.draft import NARROW
 from autopar.frontends.jax.errors import CaptureError
 from autopar.nouns.graph import Graph, Op
 from autopar.nouns.kinds import OWN_DERIVATIVE
 from autopar.nouns.text.graph import from_text, to_text
 from autopar.rules.advice import unwritable
+from autopar.rules.called import is_called
 from autopar.rules.lax_calls import LAX_CALLS
 
 Arrays = Mapping[str, Any]
@@ -52,6 +54,8 @@ def widened(graph: Graph) -> Graph:
     def op(declared: Op) -> Op:
         if declared.attrs.get("dtype") in NARROW:
             return replace(declared, attrs={**declared.attrs, "dtype": "float64"})
+        if is_called(declared):
+            return replace(declared, attrs=widened_call(declared.attrs))
         if declared.kind.startswith(OWN_DERIVATIVE):
             parts = {n: from_text(declared.attrs[n]) for n in ("forward", "backward")}
             texts = {n: to_text(widened(part)) for n, part in parts.items()}
@@ -83,6 +87,8 @@ def run(graph: Graph, env: dict[str, Any], whole: Graph, params: Arrays) -> None
             results = jnp.split(inputs[0], cuts, axis=op.attrs["dim"])
         elif op.kind in LAX_CALLS:
             results = _called(op, inputs)
+        elif is_called(op):
+            results = evaluated(op.attrs, inputs, graph.tensors[op.name].shape)
         elif op.kind == "jax::top_k":
             results = _top_k(inputs[0], op.attrs["k"], op.attrs["dim"])
         elif op.kind.startswith(OWN_DERIVATIVE):

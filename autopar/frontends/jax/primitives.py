@@ -11,8 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from autopar.frontends.jax.calls import called
 from autopar.frontends.jax.draft import Builder, Node, Operand, Shape, Uniform, Value
 from autopar.frontends.jax.simplify import folded
+from autopar.rules.table import TABLE as RULED
 
 Outs = Sequence[tuple[Shape, str]]
 Convert = Callable[[Mapping[str, Any], list[Operand], Outs, Builder], list[Operand]]
@@ -61,9 +63,16 @@ def _unknown(
     name: str, params: Mapping[str, Any], inputs: list[Operand], outs: Outs, builder: Builder
 ) -> list[Operand]:
     values = tuple(Value(s, d) for s, d in outs)
-    text = {k: str(v) for k, v in sorted(params.items()) if v is not None}
-    operands = tuple(builder.tensor(x) for x in inputs)
-    builder.append(Node(f"jax::{name}", operands, values, {"jax": text}, builder.source))
+    made = None if f"jax::{name}" in RULED else called(name, params, inputs)
+    if made is None:
+        attrs: Mapping[str, Any] = {
+            "jax": {k: str(v) for k, v in sorted(params.items()) if v is not None}
+        }
+        operands = tuple(builder.tensor(x) for x in inputs)
+    else:
+        attrs = made.attrs
+        operands = tuple(builder.tensor(inputs[i]) for i in made.operands)
+    builder.append(Node(f"jax::{name}", operands, values, attrs, builder.source))
     return list(values)
 
 
@@ -333,7 +342,7 @@ def _gather(
     numbers = params["dimension_numbers"]
     x, indices = builder.tensor(inputs[0]), inputs[1]
     dims = [int(d) for d in numbers.start_index_map]  # numpy integers under vmap
-    if indices.shape[-1:] != (len(dims),):
+    if indices.shape[-1:] != (len(dims),) or params.get("fill_value") is not None:
         return None
     if len(dims) > 1 and str(params["mode"]) in MOVED_INSIDE:
         some = [i for i, d in enumerate(dims) if params["slice_sizes"][d] != x.shape[d]]

@@ -1,8 +1,8 @@
-"""Ops without a rule, and rules that users registered.
+"""Ops without a rule, and rules that users registered or JAX's compiler gave.
 
 Ops without one are named, and refused unless the user lets them run whole on every device. A rule
-that is shown as an example, and every rule that a user registered, is tried by execution first
-(`autopar.rules.trial`).
+that is shown as an example, every rule that a user registered, and every one of the compiler is
+tried by execution first (`autopar.rules.trial`): one of the compiler that is not confirmed is none.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from autopar.nouns.errors import UserError, did_you_mean
 from autopar.nouns.graph import Graph, Op, Tensor
 from autopar.rules.advice import no_rule, suggestion, unwritable
 from autopar.rules.binding import bind_rule
+from autopar.rules.called import RULE, given_rule
+from autopar.rules.kept_whole import MARK
 from autopar.rules.notation import BoundRule, Rule, RuleError
 from autopar.rules.registry import UnruledOp, bind, registered_kinds, rule_for
 from autopar.rules.trial import Execute, try_rule
@@ -28,7 +30,30 @@ def unruled(graph: Graph, execute: Execute) -> dict[str, str]:
             rule_for(op, tensors)
         except UnruledOp:
             by_kind.setdefault(op.kind, []).append((op, tensors))
-    return {kind: _unruled(places, execute) for kind, places in by_kind.items()}
+    missing = {kind: _unruled(places, execute) for kind, places in by_kind.items()}
+    return {**_unconfirmed(graph, execute), **missing}
+
+
+def _unconfirmed(graph: Graph, execute: Execute) -> dict[str, str]:
+    """Kinds of which the compiler's rule did not hold for some op, each with what to say of it."""
+    own = [
+        (op, tensors)
+        for op, tensors in _ops(graph)
+        if given_rule(op) is not None and not op.attrs.get(MARK)
+    ]
+    texts: dict[str, str] = {}
+    for op, tensors in _distinct(own):
+        if op.kind in texts or op.kind in registered_kinds():
+            continue
+        verdict = try_rule(op, tensors, bind(op, tensors), execute)
+        if not verdict.holds:
+            tried = f"{op.attrs[RULE]!r}, was run on drawn numbers and not confirmed"
+            operands, results = ([tensors[n] for n in names] for names in (op.inputs, op.outputs))
+            texts[op.kind] = (
+                f"the rule that JAX's compiler gives, {tried}: {verdict.reason}. So "
+                + no_rule(op, operands, results)
+            )
+    return texts
 
 
 def check_registered(graph: Graph, execute: Execute) -> list[str]:
