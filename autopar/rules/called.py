@@ -31,8 +31,8 @@ def is_called(op: Op) -> bool:
 
 
 def given_rule(op: Op) -> Rule | None:
-    """The rule that stands beside the call; None where none is known."""
-    text = op.attrs.get(RULE)
+    """The rule that stands beside a call; None where none is known, and for other ops."""
+    text = op.attrs.get(RULE) if is_called(op) else None
     if not text:
         return None
     name = op.kind.partition("::")[2]

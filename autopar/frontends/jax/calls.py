@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -53,7 +54,7 @@ class Unwritten(ValueError):
     """A parameter that has no text in a program."""
 
 
-def called(name: str, params: Mapping[str, Any], inputs: Sequence[Operand]) -> Called | None:
+def call_again(name: str, params: Mapping[str, Any], inputs: Sequence[Operand]) -> Called | None:
     """The call of a primitive with its rule; None where no text is that primitive again."""
     if name in ONE_PRECISION:
         return None
@@ -63,9 +64,12 @@ def called(name: str, params: Mapping[str, Any], inputs: Sequence[Operand]) -> C
         for x in inputs
     )
     shown = tuple((k, _Shown(v)) for k, v in sorted(params.items()))
-    zeros = isinstance(inputs[0], Uniform) and not isinstance(inputs[0].value, bool)
-    zeros = zeros and inputs[0].value == 0 and name in SUMMED
+    zeros = name in SUMMED and isinstance(inputs[0], Uniform) and _is_zero(inputs[0].value)
     return _called(name, shown, given, zeros, bool(jax.config.read("jax_enable_x64")))
+
+
+def _is_zero(value: bool | int | float) -> bool:
+    return not isinstance(value, bool) and value == 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -207,8 +211,8 @@ def _text(name: str, params: Mapping[str, Any], given: Sequence[Any], zeros: boo
 def _function(name: str) -> tuple[str, Callable[..., Any] | None] | None:
     """The function of a primitive as a program writes it, and itself where it has a signature."""
     for text, module in (("lax", jax.lax), ("lax.linalg", jax.lax.linalg)):
-        if callable(found := getattr(module, name, None)):
-            return f"{text}.{name}", found
+        if callable(function := getattr(module, name, None)):
+            return f"{text}.{name}", function
     if hasattr(jax.lax, f"{name}_p"):
         return f"lax.{name}_p.bind", None
     return None
@@ -267,8 +271,12 @@ def _value(value: Any) -> str:
         return f"({', '.join(inner)}{',' * (len(inner) == 1)})"
     if isinstance(value, str):
         return f'"{value}"'
-    if value is None or isinstance(value, bool | int | float | np.generic):
-        return repr(value.item() if isinstance(value, np.generic) else value)
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return repr(value).replace("nan", "jnp.nan").replace("inf", "jnp.inf")
+    if value is None or isinstance(value, bool | int | float):
+        return repr(value)
     raise Unwritten(kind)
 
 

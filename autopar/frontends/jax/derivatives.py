@@ -37,6 +37,8 @@ CUSTOM = {
     "custom_vjp_call_jaxpr": "fun_jaxpr",
 }
 """Primitive -> the parameter that holds what it computes."""
+SOLVE = "custom_linear_solve"
+"""A primitive that is differentiated by another solve, whatever it computes its own by."""
 LIBRARY = os.path.dirname(jax.__file__) + "/"
 SMALL = 5  # about the size of a dim when numbers are tried
 CLOSE = 1e-9
@@ -108,14 +110,35 @@ def is_float(aval: Any) -> bool:
     return "float" in str(aval.dtype)
 
 
+def body_of(eqn: Any) -> Any:
+    """The closed jaxpr of what an equation computes."""
+    if eqn.primitive.name != SOLVE:
+        body = eqn.params[CUSTOM[eqn.primitive.name]]
+        return body if isinstance(body, jex.ClosedJaxpr) else jex.ClosedJaxpr(body, ())
+    solve, lengths = eqn.params["jaxprs"].solve, eqn.params["const_lengths"]
+    before = lengths.matvec + lengths.vecmat
+    behind = before + lengths.solve + lengths.transpose_solve
+
+    def run(*operands: Any) -> Any:
+        consts = operands[before : before + lengths.solve]
+        return jex.jaxpr_as_fun(solve)(*consts, *operands[behind:])
+
+    return jax.make_jaxpr(run)(*(v.aval for v in eqn.invars))
+
+
 def name_of(eqn: Any) -> str:
     """The function's name, as an identifier."""
+    if eqn.primitive.name == SOLVE:
+        return "linear_solve"
     name = _function(eqn).partition(" at ")[0]
     return re.sub(r"\W+", "_", name).strip("_") or "function"
 
 
 def is_library(eqn: Any) -> bool:
-    """Whether function and rule stand in JAX itself."""
+    """Whether function and rule stand in JAX itself; a solve is not what its body is differentiated
+    to, so it counts as the user's."""
+    if eqn.primitive.name == SOLVE:
+        return False
     rules = [eqn.params[k] for k in ("jvp_jaxpr_fun", "bwd", "fwd_jaxpr_thunk") if k in eqn.params]
     places = [_function(eqn), *(_place(getattr(r, "debug_info", None)) for r in rules)]
     return all(f" at {LIBRARY}" in place for place in places)
@@ -190,8 +213,7 @@ def function_of(eqn: Any, operands: Sequence[Operand], backward: Any, drafted: D
     Raises `UnruledOp` where an op in it can neither be split nor be written, and what capturing
     its body raises.
     """
-    body = eqn.params[CUSTOM[eqn.primitive.name]]
-    closed = body if isinstance(body, jex.ClosedJaxpr) else jex.ClosedJaxpr(body, ())
+    closed = body_of(eqn)
     given = [
         Value(x.shape, x.dtype, "input", f"x{i}") if isinstance(x, Value) else x
         for i, x in enumerate(operands)

@@ -18,7 +18,9 @@ import numpy as np
 from autopar.frontends.jax.constants import Constants, is_data
 from autopar.frontends.jax.derivatives import (
     CUSTOM,
+    SOLVE,
     Rules,
+    body_of,
     function_of,
     is_library,
     is_what_it_computes,
@@ -151,12 +153,13 @@ class _Walker:
         if name in REFUSED:
             raise ControlFlow(f"{source}: {REFUSED[name]}")
         self.builder.source = source
-        if name in CUSTOM and self.rules is not None:
+        if name in (*CUSTOM, SOLVE) and self.rules is not None:
             own = self._own_derivative(eqn, inputs, source, self.rules)
             if own is not None:
                 return own
-        if name in CALLS:
-            return self._call(eqn.params[CALLS[name]], inputs, source)
+        if name in CALLS or name == SOLVE:
+            called = body_of(eqn) if name == SOLVE else eqn.params[CALLS[name]]
+            return self._call(called, inputs, source)
         if name == "scan":
             return self._scan(eqn, inputs, source)
         outs = [(tuple(map(int, v.aval.shape)), str(v.aval.dtype)) for v in eqn.outvars]

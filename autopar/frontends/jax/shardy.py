@@ -163,15 +163,15 @@ class _Finder:
     def _ruled(self, op: Any, rule: OpRule) -> None:
         if (len(rule.operands), len(rule.results)) != (len(op.operands), len(op.results)):
             raise NotRead(str(op.attributes[RULE]))
-        found = list(_places([*op.operands, *op.results], [*rule.operands, *rule.results]))
+        seen = list(_places([*op.operands, *op.results], [*rule.operands, *rule.results]))
         kept = set(rule.flagged)
-        kept.update(f for _, size, factors in found for f in factors if rule.sizes[f] != size)
+        kept.update(f for _, size, factors in seen for f in factors if rule.sizes[f] != size)
         lacking = BY_PLACE.get(op.name)
         if lacking is not None:
             has = {f for dim in rule.operands[lacking] for f in dim}
             kept.update(f for dim in rule.operands[0] for f in dim if f not in has)
         by_factor: dict[str, list[Place]] = {}
-        for place, _, factors in found:
+        for place, _, factors in seen:
             for factor in factors:
                 by_factor.setdefault(factor, []).append(place)
         for factor, places in by_factor.items():
