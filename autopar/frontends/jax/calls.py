@@ -32,6 +32,7 @@ MORE = {"eigh": "symmetrize_input=False"}
 """What functions do besides, unless they are told."""
 PLACES = {"dynamic_slice": 1, "dynamic_update_slice": 2}
 """From which operand on they are places, one for each dim."""
+NOT_FROM_THE_END = "allow_negative_indices=False"
 SUMMED = ("scatter-add", "scatter_add")
 
 
@@ -226,20 +227,20 @@ def _by_place(name: str, params: Mapping[str, Any], given: Sequence[Any]) -> Cal
     sizes = params["slice_sizes"] if first == 1 else given[1][0]
     operands = [f"{{{i}}}" for i in range(first)]
     same = all(n == given[0][0][d] for d, n in enumerate(sizes) if d not in dims)
-    if len(dims) == 1 and same and starts[dims[0]][2] is None:
+    if len(dims) == 1 and same:
         (dim,) = dims
+        known = starts[dim][2]
         size = [str(int(sizes[dim]))] if first == 1 else []
-        more = [f"{{{first}}}", *size, f"axis={dim}", "allow_negative_indices=False"]
+        place = f"{{{first}}}" if known is None else str(int(known))
+        more = [place, *size, f"axis={dim}", *[NOT_FROM_THE_END] * (known is None)]
         text = f"lax.{name}_in_dim({', '.join([*operands, *more])})"
-        return Called(text, (*range(first), first + dim))
+        return Called(text, (*range(first), *[first + dim] * (known is None)))
     chosen = list(range(first))
     places = []
     for i, (_, dtype, value) in enumerate(starts, first):
-        if value is None:
-            places.append(f"{{{len(chosen)}}}")
-            chosen.append(i)
-        else:
-            places.append(f"jnp.{dtype}({int(value)})")
+        # Under 64-bit types sums of integers are wider, and all places have to be of one type.
+        places.append(f"jnp.{dtype}({f'{{{len(chosen)}}}' if value is None else int(value)})")
+        chosen += [i] * (value is None)
     comma = "," * (len(places) == 1)
     options = [f"({', '.join(places)}{comma})"]
     window: tuple[int, ...] = ()
@@ -248,7 +249,7 @@ def _by_place(name: str, params: Mapping[str, Any], given: Sequence[Any]) -> Cal
         window = tuple(
             ALL if size == n else int(size) for size, n in zip(sizes, given[0][0], strict=True)
         )
-    options.append("allow_negative_indices=False")
+    options.append(NOT_FROM_THE_END)
     return Called(f"lax.{name}({', '.join([*operands, *options])})", tuple(chosen), window)
 
 

@@ -62,6 +62,7 @@ def _unknown(
     name: str, params: Mapping[str, Any], inputs: list[Operand], outs: Outs, builder: Builder
 ) -> list[Operand]:
     values = tuple(Value(s, d) for s, d in outs)
+    inputs = [(number(x, builder) or x) if x.shape == () else x for x in inputs]
     made = None if f"jax::{name}" in RULED else call_again(name, params, inputs)
     if made is None:
         attrs: Mapping[str, Any] = {

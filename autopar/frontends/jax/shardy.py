@@ -243,7 +243,8 @@ class _Finder:
             )
 
         text = f"{side(operands, roots['in'])} -> {side(results, roots['out'])}"
-        split = any(not name.endswith(("!", "1")) for name in re.findall(r"i\d+[!+]?|1", text))
+        words = text.replace(",", " ").replace("->", " ").split()
+        split = any(word != "1" and not word.endswith("!") for word in words)
         return text if split else ""
 
 
