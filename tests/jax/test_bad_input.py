@@ -46,11 +46,6 @@ def branch(params: Any, batch: Any) -> Any:
     return y if y > 0 else -y
 
 
-def cond(params: Any, batch: Any) -> Any:
-    y = jnp.mean(batch["x"] @ params["w"])
-    return jax.lax.cond(y > 0, lambda: y, lambda: -y)
-
-
 def detached(params: Any, batch: Any) -> Any:
     return jnp.mean(jax.lax.stop_gradient(batch["x"] @ params["w"]))
 
@@ -81,7 +76,6 @@ CASES: dict[str, tuple[Callable[..., Any], type[UserError], str]] = {
     "pair": (lambda p, b: ((b["x"] @ p["w"]).mean(), 1.0), NotScalarLoss, "reduce it"),
     "integer": (lambda p, b: jnp.sum(b["x"] @ p["w"] > 0), NotScalarLoss, "int32"),
     "while": (while_loop, ControlFlow, r"test_bad_input\.py:\d+.*static length"),
-    "cond": (cond, ControlFlow, r"test_bad_input\.py:\d+.*jnp\.where"),
     "branch": (branch, ControlFlow, r"jnp\.where"),
     "unused": (lambda p, b: jnp.mean(b["x"]), ParameterWithoutGradient, "1 of 1 parameters: w"),
     "detached": (detached, ParameterWithoutGradient, "w"),

@@ -19,15 +19,16 @@ import jax
 import jax.extend.core as jex
 import numpy as np
 
-from autopar.frontends.jax.draft import Draft, Node, Operand, Value
+from autopar.frontends.jax.draft import Draft, Node, Operand, Uniform, Value
 from autopar.frontends.jax.errors import RuleFailed
 from autopar.frontends.jax.finish import graph_of
 from autopar.frontends.jax.interpret import results_of
 from autopar.frontends.jax.simplify import simplified
 from autopar.nouns.graph import Graph, without_sources
 from autopar.nouns.text.graph import to_text
-from autopar.rules.composite import Indices, indices_of, localised
+from autopar.rules.composite import Indices, indices_of
 from autopar.rules.kept_whole import keep_whole
+from autopar.rules.localised import localised
 from autopar.rules.own_functions import LINEAR
 from autopar.rules.registry import UnruledOp, rule_for
 
@@ -227,12 +228,13 @@ def function_of(eqn: Any, operands: Sequence[Operand], backward: Any, drafted: D
     back = drafted(backward, [*given, *results])
     wanted = [(i, out) for i, out in zip(floats, back.outputs, strict=True) if i in values]
     back = Draft(back.inputs, back.nodes, tuple(out for _, out in wanted))
-    forward, pulled = _graph(drafted(closed, given)), _graph(back)
+    forward, pulled = drafted_graph(drafted(closed, given)), drafted_graph(back)
     gradients = tuple(values.index(i) for i, _ in wanted)
     return Function(forward, pulled, gradients, indices_of(forward, pulled, gradients))
 
 
-def _graph(draft: Draft) -> Graph:
+def drafted_graph(draft: Draft) -> Graph:
+    """The graph of a body; ops in it that have no rule are whole."""
     graph = without_sources(graph_of(_apart(simplified(draft)))[0])
     without = set()
     for op in graph.ops:
@@ -245,10 +247,16 @@ def _graph(draft: Draft) -> Graph:
 
 def _apart(draft: Draft) -> Draft:
     """Results that are operands as they came in, as those of a function that changes the gradient
-    alone, are made by an op."""
-    passed = [x for x in draft.outputs if isinstance(x, Value) and x in draft.inputs]
-    made = {x: Node("identity", (x,), (Value(x.shape, x.dtype),)) for x in passed}
-    outputs = tuple(made[x].out if isinstance(x, Value) and x in made else x for x in draft.outputs)
+    alone, are made by an op, and so are numbers."""
+    made: dict[Operand, Node] = {}
+    for x in draft.outputs:
+        out = (Value(x.shape, x.dtype),)
+        if isinstance(x, Uniform):
+            attrs = {"shape": x.shape, "value": x.value, "dtype": x.dtype}
+            made[x] = Node("full", (), out, attrs)
+        elif x in draft.inputs:
+            made[x] = Node("identity", (x,), out)
+    outputs = tuple(made[x].out if x in made else x for x in draft.outputs)
     return Draft(draft.inputs, (*draft.nodes, *made.values()), outputs)
 
 
@@ -257,7 +265,11 @@ def is_what_it_computes(eqn: Any, made: Function, drafted: Drafted, operands: An
     body = eqn.params[CUSTOM[eqn.primitive.name]]
     run = jex.jaxpr_as_fun(body)
     avals = [[v.aval for v in side] for side in (eqn.invars, eqn.outvars)]
-    plain = function_of(eqn, operands, _vjp(run, *avals), drafted)
+    try:
+        backward = _vjp(run, *avals)
+    except ValueError:  # a loop, as of `jax.lax.custom_root`
+        return False
+    plain = function_of(eqn, operands, backward, drafted)
     if plain.indices.rule.text != made.indices.rule.text:
         return False
     functions = [jax.jit(_small(f)) for f in (made, plain)]

@@ -15,6 +15,7 @@ from typing import Any
 import jax.extend.core as jex
 import numpy as np
 
+from autopar.frontends.jax.branches import looped, switched
 from autopar.frontends.jax.constants import Constants, is_data
 from autopar.frontends.jax.derivatives import (
     CUSTOM,
@@ -36,11 +37,6 @@ from autopar.frontends.jax.primitives import convert
 from autopar.nouns.graph import Source
 from autopar.nouns.kinds import OWN_DERIVATIVE
 
-REFUSED = {
-    "while": "a while_loop or a fori_loop with a traced bound: give a static length, which makes "
-    "it a scan",
-    "cond": "a cond or switch: compute both sides and choose with jnp.where",
-}
 Casts = Mapping[tuple[int, int], tuple[str, ...]]
 MOST_STEPS = 1024  # of a scan that has to be unrolled
 MOST_COPIED = 32  # ops of a mask that is made inside of a scan's body
@@ -150,9 +146,11 @@ class _Walker:
         source = self._source(eqn)
         if name == "cond" and (branch := _only_branch(eqn.params, inputs[0])) is not None:
             return self._call(branch, inputs[1:], source)
-        if name in REFUSED:
-            raise ControlFlow(f"{source}: {REFUSED[name]}")
         self.builder.source = source
+        if name in ("cond", "while"):
+            if name == "while":
+                return [*looped(eqn, inputs, self._drafted, self.builder)]
+            return [*switched(eqn, inputs, self._branch, self.builder)]
         if name in (*CUSTOM, SOLVE) and self.rules is not None:
             own = self._own_derivative(eqn, inputs, source, self.rules)
             if own is not None:
@@ -178,17 +176,22 @@ class _Walker:
         except Exception as error:  # the user's rule
             raise rule_failed(eqn, source, error) from error
 
-        def drafted(closed: Any, operands: Sequence[Operand]) -> Draft:
-            return draft_of(closed, operands, self.exact)
-
-        made = function_of(eqn, inputs, backward, drafted)
-        if is_library(eqn) and is_what_it_computes(eqn, made, drafted, inputs):
+        made = function_of(eqn, inputs, backward, self._drafted)
+        if is_library(eqn) and is_what_it_computes(eqn, made, self._drafted, inputs):
             return None
         outs = tuple(Value(tuple(map(int, v.aval.shape)), str(v.aval.dtype)) for v in eqn.outvars)
         values = tuple(x for x in inputs if isinstance(x, Value))
         kind = OWN_DERIVATIVE + name_of(eqn)
         self.builder.append(Node(kind, values, outs, made.attrs, source))
         return list(outs)
+
+    def _drafted(self, closed: Any, operands: Sequence[Operand]) -> Draft:
+        """A body on ``operands``, everything in it inlined."""
+        return draft_of(closed, operands, self.exact)
+
+    def _branch(self, closed: Any, operands: Sequence[Operand]) -> Draft:
+        """A body through which the gradient flows."""
+        return draft_of(closed, operands, self.exact, self.rules)
 
     def _call(self, called: Any, inputs: Sequence[Operand], source: Source) -> list[Operand]:
         inner = _Walker(

@@ -13,6 +13,7 @@ from autopar.nouns.errors import UserError, did_you_mean
 from autopar.nouns.graph import Graph, Op, Tensor
 from autopar.rules.advice import no_rule, suggestion, unwritable
 from autopar.rules.binding import bind_rule
+from autopar.rules.bodies import bodies_in
 from autopar.rules.called import RULE, given_rule
 from autopar.rules.kept_whole import MARK
 from autopar.rules.notation import BoundRule, Rule, RuleError
@@ -36,24 +37,32 @@ def unruled(graph: Graph, execute: Execute) -> dict[str, str]:
 
 def _unconfirmed(graph: Graph, execute: Execute) -> dict[str, str]:
     """Kinds of which the compiler's rule did not hold for some op, each with what to say of it."""
-    own = [
-        (op, tensors)
-        for op, tensors in _ops(graph)
-        if given_rule(op) is not None and not op.attrs.get(MARK)
-    ]
     texts: dict[str, str] = {}
-    for op, tensors in _distinct(own):
-        if op.kind in texts or op.kind in registered_kinds():
+    tried: dict[str, str] = {}  # by the op in full, what stood against its rule
+    for outer, op, tensors in _with_bodies(graph):
+        if given_rule(op) is None or op.attrs.get(MARK) or {outer, op.kind} & {*registered_kinds()}:
             continue
-        verdict = try_rule(op, tensors, bind(op, tensors), execute)
-        if not verdict.holds:
-            tried = f"{op.attrs[RULE]!r}, was run on drawn numbers and not confirmed"
+        full = _in_full(op, tensors)
+        if full not in tried:
+            verdict = try_rule(op, tensors, bind(op, tensors), execute)
+            tried[full] = "" if verdict.holds else verdict.reason or "it cannot be run"
+        if tried[full] and outer not in texts:
             operands, results = ([tensors[n] for n in names] for names in (op.inputs, op.outputs))
-            texts[op.kind] = (
-                f"the rule that JAX's compiler gives, {tried}: {verdict.reason}. So "
-                + no_rule(op, operands, results)
+            texts[outer] = (
+                f"the rule that JAX's compiler gives, {op.attrs[RULE]!r}, was run on drawn numbers "
+                f"and not confirmed: {tried[full]}. So {no_rule(op, operands, results)}"
             )
     return texts
+
+
+def _with_bodies(graph: Graph) -> Iterator[tuple[str, Op, Mapping[str, Tensor]]]:
+    """The ops of ``graph`` and of the graphs that stand among the attrs of some, each with the kind
+    of the op of ``graph`` that it belongs to."""
+    for op, tensors in _ops(graph):
+        yield op.kind, op, tensors
+        for body in bodies_in(op):
+            for _, inner, around in _with_bodies(body):
+                yield op.kind, inner, around
 
 
 def check_registered(graph: Graph, execute: Execute) -> list[str]:
@@ -154,10 +163,15 @@ def _distinct(places: Sequence[Place]) -> list[Place]:
     """Ops that differ in their settings, their tensors or the flow of gradients, each once."""
     seen: dict[str, Place] = {}
     for op, tensors in places:
-        named = [tensors[n] for n in (*op.inputs, *op.outputs)]
-        key = repr((dict(op.attrs), [(t.shape, t.dtype, t.differentiable) for t in named]))
-        seen.setdefault(key, (op, tensors))
+        seen.setdefault(_in_full(op, tensors), (op, tensors))
     return list(seen.values())
+
+
+def _in_full(op: Op, tensors: Mapping[str, Tensor]) -> str:
+    """What its trial hangs on."""
+    named = [tensors[n] for n in (*op.inputs, *op.outputs)]
+    shown = [(t.shape, t.dtype, t.differentiable) for t in named]
+    return repr((op.kind, dict(op.attrs), shown))
 
 
 def _ops(graph: Graph) -> Iterator[Place]:
