@@ -89,6 +89,14 @@ FORMS: dict[str, Callable[[Any], Any]] = {
     "lax.conv_general_dilated(": lambda h: lax.conv_transpose(
         h.reshape(8, 6, 4, 2), jnp.ones((3, 3, 2, 2)), (2, 2), "SAME"
     ),
+    "groups=4": lambda h: lax.conv_general_dilated(
+        h,
+        jnp.ones((3, 1, 8)),
+        (1,),
+        "SAME",
+        feature_group_count=8,
+        dimension_numbers=("NHC", "HIO", "NHC"),
+    ),
     "lax.shift_right_arithmetic(": lambda h: h * ((_places(h, 9) >> 1) & 1)[..., None],
     "lax.lt_to_p.bind(": lambda h: jnp.interp(h, jnp.linspace(-1, 1, 5), jnp.arange(5.0) ** 2),
     "lax.linalg.triangular_solve(": lambda h: jax.scipy.linalg.solve_triangular(

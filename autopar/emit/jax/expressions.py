@@ -189,9 +189,12 @@ def _attention(w: _Writer) -> Expr:
 
 def _conv(w: _Writer) -> Expr:
     plain = {"stride": {1}, "padding": {(0, 0)}, "dilation": {1}}
-    names = [n for n, value in plain.items() if {*w.attrs[n]} != value]
-    names += ["groups"] if w.attrs["groups"] > 1 else []
-    return w.call("conv", *w.all_given(), *(f"{n}={literal(w.attrs[n])}" for n in names))
+    options = [f"{n}={literal(w.attrs[n])}" for n, value in plain.items() if {*w.attrs[n]} != value]
+    if w.attrs["groups"] > 1:
+        # Channels of this rank over channels of one group: right for split groups too.
+        groups = w.operands[0][1] // w.operands[1][1]
+        options += [f"groups={groups}"] if groups > 1 else []
+    return w.call("conv", *w.all_given(), *options)
 
 
 def _where(w: _Writer) -> Expr:

@@ -38,6 +38,10 @@ from autopar.nouns.graph import Source
 from autopar.nouns.kinds import OWN_DERIVATIVE
 
 Casts = Mapping[tuple[int, int], tuple[str, ...]]
+COMPLEX = (
+    "the loss computes with complex numbers ({}): keep real and imaginary parts in arrays of their "
+    "own, as in (a.real, a.imag)"
+)
 MOST_STEPS = 1024  # of a scan that has to be unrolled
 MOST_COPIED = 32  # ops of a mask that is made inside of a scan's body
 MOST_ELEMENTS = 1 << 16  # of a closed-over array
@@ -161,6 +165,8 @@ class _Walker:
         if name == "scan":
             return self._scan(eqn, inputs, source)
         outs = [(tuple(map(int, v.aval.shape)), str(v.aval.dtype)) for v in eqn.outvars]
+        if any("complex" in dtype for _, dtype in outs):
+            raise ComplexNumbers(f"{source}: {COMPLEX.format(name)}")
         return convert(name, eqn.params, inputs, outs, self.builder)
 
     def _own_derivative(
@@ -371,10 +377,7 @@ def plain(value: Any) -> bool | int | float:
     if np.issubdtype(kind, np.integer):
         return int(value)
     if np.issubdtype(kind, np.complexfloating):
-        raise ComplexNumbers(
-            f"the loss computes with complex numbers ({value}): keep real and imaginary parts in "
-            "arrays of their own, as in (a.real, a.imag)"
-        )
+        raise ComplexNumbers(COMPLEX.format(value))
     number = float(value)
     if kind == np.float64 or not math.isfinite(number):
         return number
