@@ -153,6 +153,29 @@ def test_a_sum_into_zeros_over_the_batch_is_a_share_of_every_rank() -> None:
     assert program.exact()[0].largest <= TOLERANCE
 
 
+def test_what_is_made_of_constants_alone_runs_whole() -> None:
+    """How often each row is repeated; the rows themselves are split."""
+
+    def loss(params: Any, batch: Any) -> Any:
+        h = jnp.tanh(batch["x"] @ params["a"])
+        counts = jnp.array([1, 0, 2, 1, 1, 1])
+        return jnp.mean((jnp.repeat(h, counts, axis=1, total_repeat_length=6) @ params["b"]) ** 2)
+
+    equal(loss, PARAMS, BATCH)
+    model = models.Model(loss, PARAMS, BATCH)
+    program = made_of("repeated", model, LAYOUTS["tp"])
+    assert program.exact()[0].largest <= TOLERANCE
+    assert not program.plan.replicated_ops
+
+
+def test_a_reduction_over_no_dim_is_what_it_reads() -> None:
+    def loss(params: Any, batch: Any) -> Any:
+        return jnp.mean(lax.reduce_max(batch["x"] @ params["a"], ()) @ params["b"])
+
+    graph = equal(loss, PARAMS, BATCH)
+    assert [op.kind for op in graph.ops] == ["linear_t", "linear_t", "mean"]
+
+
 X = Value((8, 6), "float32")
 PLACES = Value((3, 1), "int32")
 

@@ -10,7 +10,7 @@ import enum
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -21,8 +21,19 @@ import numpy as np
 
 from autopar.frontends.jax.draft import Operand, Uniform
 from autopar.frontends.jax.shardy import rule_of
-from autopar.nouns.graph import Op
-from autopar.rules.called import ALL, CALL, LIFTED, RULE, WINDOW, window_of, written
+from autopar.nouns.graph import Graph, Op, with_ops
+from autopar.rules.called import (
+    ALL,
+    CALL,
+    LIFTED,
+    RULE,
+    WINDOW,
+    given_rule,
+    is_called,
+    window_of,
+    written,
+)
+from autopar.rules.kept_whole import MARK
 
 SKIPPED = ("update_jaxpr", "update_consts", "out_sharding", "sharding")
 """Parameters that follow from the others, or that a loss of one device leaves empty."""
@@ -125,6 +136,31 @@ def evaluated(
     line = written(op, names, dtypes, window, str(tuple(made)))
     results = eval(line, {"lax": jax.lax, "jnp": jnp, "x": operands})
     return tuple(results) if isinstance(results, tuple | list) else (results,)
+
+
+def constants_whole(graph: Graph) -> Graph:
+    """Calls without a rule that read nothing but constants and what is made of them are whole:
+    every rank makes those anyway."""
+
+    def marked(part: Graph, op: Op) -> Op:
+        constant = is_called(op) and given_rule(op) is None and _reads_constants(part, op)
+        return replace(op, attrs={**op.attrs, MARK: True}) if constant else op
+
+    return with_ops(graph, marked)
+
+
+def _reads_constants(part: Graph, op: Op) -> bool:
+    makers = {name: made for made in part.ops for name in made.outputs}
+    todo, seen = list(op.inputs), set[str]()
+    while todo:
+        name = todo.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        if name not in makers or makers[name].kind == "block":
+            return False
+        todo.extend(makers[name].inputs)
+    return True
 
 
 def widened_call(attrs: Mapping[str, Any]) -> dict[str, Any]:

@@ -51,6 +51,8 @@ def convert(
         params, inputs = paired(params, inputs, builder)
     if name in REDUCTIONS:
         dims = tuple(sorted(int(d) for d in params["axes"]))
+        if not dims:  # as `jnp.unique` has it of one dim
+            return inputs[:1]
         x = builder.tensor(inputs[0])
         return [builder.op(REDUCTIONS[name], (x,), *outs[0], dims=dims, keepdim=False)]
     converter = TABLE.get(name)
