@@ -168,7 +168,6 @@ ELEMENTWISE: Mapping[str, Rule | RuleMaker] = {
         ("jax::igamma", "jax::igammac", "jax::polygamma", "jax::zeta"),
         Rule(_text(2), saves=(0, 1), flops=TRANSCENDENTAL, backward=2.0),
     ),
-    "jax::nextafter": Rule(_text(2)),
     "jax::clamp": Rule(_text(3), saves=(0, 1, 2)),
     "jax::ceil": _one(),
     "jax::rint": _one(),
