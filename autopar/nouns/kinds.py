@@ -15,6 +15,16 @@ OWN_DERIVATIVE = "custom::"
 text, backward maps operands and results' gradients to the gradients of the operands at the
 positions ``gradients``; rule, where it can be split, is what `autopar.rules.composite` found."""
 
+SWITCH, LOOP = "jax::cond", "jax::while"
+"""A branch, whose first operand is the number of the body that runs, and a loop, whose first body
+says whether it goes on."""
+BODIES, TAKES, CARRIED, UNGRADED = "bodies", "takes", "carried", "ungraded"
+"""Attrs of these: the bodies' graphs as text; for each the positions of its operands; of a loop the
+positions of the operands that it begins with, one for each result; the results to which no gradient
+comes back, as none does through a loop or to integers: one that lacks an index that is split was
+made without it, so it is the same on all ranks. Their rule stands beside, as of functions with a
+derivative of their own."""
+
 CROSS_ENTROPIES = frozenset({"cross_entropy", "linear_cross_entropy"})
 """Their second operand has the labels."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from autopar.nouns.graph import Op, Tensor
-from autopar.nouns.kinds import OWN_DERIVATIVE
+from autopar.nouns.kinds import BODIES, LOOP, OWN_DERIVATIVE
 from autopar.rules.own_functions import FUNCTION
 
 RANDOM = frozenset(
@@ -52,6 +52,13 @@ def no_rule(
             "have an op without a rule. Apply it to one sample by jax.vmap, leave reductions to "
             "the caller, or register a rule for what has none, as in\n"
             "    autopar.register_rule('jax::bessel_i1e', '... -> ...')"
+        )
+    if BODIES in op.attrs:
+        return (
+            f"no dim of a {'loop' if op.kind == LOOP else 'branch'} can be split. {place} A body "
+            "runs on the pieces of one rank, and these pair every entry with every other one, or "
+            "have an op without a rule. Choose between both sides with jnp.where, give a loop a "
+            "static length, or apply it to one sample by jax.vmap."
         )
     if unwritable(op):
         return (

@@ -198,7 +198,11 @@ def _factor(name: str, size: int, results: Sequence[Term], rule: Rule, notes: _N
     if "+" in marks and "!" in marks:
         raise RuleError(f"rule {rule.text!r}: factor {name} is marked both + and !")
     kind: FactorKind = "summed" if "+" in marks else "whole" if "!" in marks else "parallel"
-    held = [any(name in dim for dim in term) for term in results]
+    held = [
+        any(name in dim for dim in term)
+        for i, term in enumerate(results)
+        if kind == "summed" or i not in rule.ungraded
+    ]
     if kind == "summed" and any(held):
         raise RuleError(
             f"rule {rule.text!r}: factor {name} is marked + but a result has it; "

@@ -8,6 +8,10 @@ index. What any op keeps whole, cuts, or reads the place of is whole.
 Where ``backward`` is not linear in the gradients that come in (it clips, rounds or squares them),
 they must be whole: see `Rule.defers`.
 
+A branch or a loop has the graphs of its bodies instead: dims that go in at a place are those that
+come out there, in whatever body runs. Nothing may be summed in one, so whatever says which one
+runs, or how often, is the same on all ranks.
+
 In ``backward`` an index may also be summed, if the sum is the gradient that is returned: that of an
 operand without the index, whose parts on all ranks add up. A gradient of such an operand that is
 not that sum would be counted once a rank, so the index is whole then.
@@ -15,10 +19,11 @@ not that sum would be counted once a rank, so the index is whole then.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from autopar.nouns.graph import Graph, Op, Tensor
+from autopar.nouns.kinds import CARRIED, UNGRADED
 from autopar.rules.notation import BoundRule, Rule
 from autopar.rules.registry import bind
 
@@ -59,48 +64,57 @@ class Indices:
 def indices_of(forward: Graph, backward: Graph, gradients: Sequence[int]) -> Indices:
     """The indices of a composite op. ``gradients``: for each output of ``backward`` the position of
     the operand whose gradient it is. Raises `UnruledOp` for an op in it without a rule."""
-    return _Finder(forward, backward, gradients).indices()
+    finder = _Finder({"forward": forward, "backward": backward}, gradients)
+    return finder.indices(finder.of_a_derivative, backward)
 
 
-def localised(graph: Graph, side: str, indices: Indices, ways: Mapping[str, int]) -> Graph:
-    """The graph on one rank's pieces; ``ways``: into how many pieces an index is split."""
-
-    def local(tensor: Tensor) -> Tensor:
-        shape = tuple(
-            size // ways.get(indices.of[side, tensor.name, d], 1)
-            for d, size in enumerate(tensor.shape)
-        )
-        return replace(tensor, shape=shape)
-
-    ops = tuple(
-        replace(op, attrs={**op.attrs, "shape": local(graph.tensors[op.name]).shape})
-        if "shape" in op.attrs
-        else op
-        for op in graph.ops
+def indices_of_bodies(op: Op, tensors: Mapping[str, Tensor], bodies: Sequence[Body]) -> Indices:
+    """The indices of a branch or a loop, its own tensors those of the side ``forward``, those of
+    body i of side ``i``. Raises `UnruledOp` for an op in a body without a rule."""
+    operands, results = (
+        {f"{letter}{i}": replace(tensors[n], name=f"{letter}{i}") for i, n in enumerate(names)}
+        for letter, names in (("x", op.inputs), ("y", op.outputs))
     )
-    return replace(graph, tensors={n: local(t) for n, t in graph.tensors.items()}, ops=ops)
+    own = Graph({**operands, **results}, (), tuple(operands), tuple(results))
+    sides = {str(i): body.graph for i, body in enumerate(bodies)}
+    finder = _Finder({"forward": own, **sides}, ())
+    finder.ungraded = frozenset(f"y{i}" for i in op.attrs[UNGRADED])
+    return finder.indices(lambda: finder.of_bodies(bodies, op.attrs.get(CARRIED, ())), own)
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """One of the graphs that a branch or a loop may run. ``takes``: its inputs, by positions among
+    the operands of the op; ``gives``: whether its results are those of the op, or say whether a
+    loop goes on."""
+
+    graph: Graph
+    takes: tuple[int, ...]
+    gives: bool
 
 
 class _Finder:
-    def __init__(self, forward: Graph, backward: Graph, gradients: Sequence[int]) -> None:
-        self.graphs = {"forward": forward, "backward": backward}
+    def __init__(self, graphs: Mapping[str, Graph], gradients: Sequence[int]) -> None:
+        self.graphs = graphs
         self.gradients = tuple(gradients)
+        self.ungraded: frozenset[str] = frozenset()  # results that no gradient comes back to
         self.parent: dict[Place, Place] = {}
         self.whole: set[Place] = set()
         self.summed: dict[str, list[Place]] = {}  # backward op -> what it sums
 
-    def indices(self) -> Indices:
+    def indices(self, tie: Callable[[], None], backward: Graph) -> Indices:
         for side, graph in self.graphs.items():
             for tensor in graph.tensors.values():
                 for d in range(len(tensor.shape)):
                     self.parent[side, tensor.name, d] = (side, tensor.name, d)
             for op in graph.ops:
                 self._op(side, graph, op)
-        self._tie_the_two()
+        tie()
         self._diagonals()
-        self._gradients_add_up()
+        if "backward" in self.graphs:
+            self._gradients_add_up()
         self._in_all_results()
-        return self._named()
+        return self._named(backward)
 
     # -- union of places -----------------------------------------------------------------------
 
@@ -145,7 +159,21 @@ class _Finder:
                 else:
                     self._keep(places)
 
-    def _tie_the_two(self) -> None:
+    def of_bodies(self, bodies: Sequence[Body], carried: Sequence[int]) -> None:
+        own = self.graphs["forward"]
+        begins = zip((own.inputs[x] for x in carried), own.outputs, strict=bool(carried))
+        pairs = [(("forward", x), ("forward", y)) for x, y in begins]
+        for i, body in enumerate(bodies):
+            given = zip((own.inputs[x] for x in body.takes), body.graph.inputs, strict=True)
+            pairs += [(("forward", ours), (str(i), theirs)) for ours, theirs in given]
+            if body.gives:
+                made = zip(own.outputs, body.graph.outputs, strict=True)
+                pairs += [(("forward", ours), (str(i), theirs)) for ours, theirs in made]
+        for ours, theirs in pairs:
+            for d in range(_rank(self.graphs[ours[0]], ours[1])):
+                self._join([(*ours, d), (*theirs, d)])
+
+    def of_a_derivative(self) -> None:
         forward, backward = self.graphs["forward"], self.graphs["backward"]
         count = len(forward.inputs)
         pairs = list(zip(forward.inputs, backward.inputs, strict=False))
@@ -201,17 +229,19 @@ class _Finder:
                 yield name, d
 
     def _in_all_results(self) -> None:
+        """An operand's gradient would be a sum over ranks by one result, and whole by another."""
         forward = self.graphs["forward"]
         held = [
             {self._root(("forward", n, d)) for d in range(_rank(forward, n))}
             for n in forward.outputs
+            if n not in self.ungraded
         ]
         for name, d in self._dims_of_op():
             root = self._root(("forward", name, d))
             if not all(root in roots for roots in held):
                 self._keep([root])
 
-    def _named(self) -> Indices:
+    def _named(self, backward: Graph) -> Indices:
         forward = self.graphs["forward"]
         names: dict[Place, str] = {}
         for place in self.parent:
@@ -227,7 +257,6 @@ class _Finder:
             return " ".join(words)
 
         left, right = (", ".join(map(term, side)) for side in (forward.inputs, forward.outputs))
-        backward = self.graphs["backward"]
         rule = Rule(
             f"{left} -> {right}", defers=linear_in(backward, backward.inputs[len(forward.inputs) :])
         )

@@ -151,6 +151,8 @@ class Rule(TupleRecord):
     view:       the op moves no bytes at run time.
     defers:     backward is linear in the gradient, so that of a partial sum it is a partial sum;
                 False for hand-written derivatives that clip or round what comes in.
+    ungraded:   results, by position, to which no gradient comes back and that are the same on all
+                ranks: they need not have every factor.
     scaled:     what ranks join of scales inside the op hangs on which axis splits which factor.
     """
 
@@ -173,6 +175,7 @@ class Rule(TupleRecord):
     cost: Cost = "elementwise"
     view: bool = False
     defers: bool = True
+    ungraded: tuple[int, ...] = ()
     scaled: bool = False
 
     def implemented(self, choice: str) -> Implemented | None:

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 
 from autopar.nouns.errors import UserError
 from autopar.nouns.graph import Op, Tensor
-from autopar.nouns.kinds import OWN_DERIVATIVE
+from autopar.nouns.kinds import BODIES, OWN_DERIVATIVE, UNGRADED
 from autopar.rules.advice import no_rule
 from autopar.rules.binding import bind_rule
+from autopar.rules.called import given_rule, is_called
 from autopar.rules.kept_whole import MARK, whole_rule
 from autopar.rules.notation import FACTOR, BoundRule, Rule, RuleError, RuleMaker, parse_rule
 from autopar.rules.own_functions import FUNCTION, as_differentiated, known_rule
@@ -72,17 +73,22 @@ def _rule(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> 
     if rule is None and FUNCTION in op.attrs:
         return known_rule(op)
     rule = rule or TABLE.get(op.kind)
-    if rule is None and op.kind.startswith(OWN_DERIVATIVE) and "rule" in op.attrs:
+    inside = op.kind.startswith(OWN_DERIVATIVE) or BODIES in op.attrs
+    if rule is None and inside and "rule" in op.attrs:
         return own_rule(op)
+    if rule is None and is_called(op):
+        return given_rule(op)
     if rule is None and op.attrs.get(POINTWISE):
         return pointwise_rule(len(operands), len(results))
     return rule if rule is None or isinstance(rule, Rule) else rule(op, operands, results)
 
 
 def own_rule(op: Op) -> Rule:
-    """Of a function with a derivative of its own; see `autopar.rules.composite`."""
+    """Of a function with a derivative of its own, a branch or a loop; see
+    `autopar.rules.composite`."""
     text = op.attrs["rule"]
-    return Rule(text, saves=tuple(range(len(op.inputs))), flops=4.0, backward=2.0)
+    saves, ungraded = tuple(range(len(op.inputs))), op.attrs.get(UNGRADED, ())
+    return Rule(text, saves=saves, flops=4.0, backward=2.0, ungraded=ungraded)
 
 
 def bind(op: Op, tensors: Mapping[str, Tensor]) -> BoundRule:

@@ -31,6 +31,8 @@ Array = NDArray[Any]
 
 MOST_ELEMENTS = 1 << 18
 """Elements of all operands and results together that a trial draws."""
+MOST_WHOLE = 16 * MOST_ELEMENTS
+"""That many where an op runs on no fewer."""
 MOST_WAYS = 8
 TOLERANCE = {"float64": 1e-9, "float32": 1e-3, "bfloat16": 0.1, "float16": 0.02}
 """Largest difference relative to the largest number. Results of another split of the sum differ by
@@ -93,29 +95,40 @@ def try_rule(op: Op, tensors: Mapping[str, Tensor], bound: BoundRule, execute: E
 
 
 def _sizes(bound: BoundRule, tensors: Sequence[Tensor]) -> list[dict[str, Any]]:
-    """Factors to try: with their own extents, or with halved ones where that is too much."""
-    factors = dict(bound.factors)
-    terms = (*bound.operands, *bound.results)
-    alone = {dim[0] for term in terms for dim in term if len(dim) == 1}
-
-    def elements() -> int:
-        return sum(
-            math.prod(math.prod(factors[f].size for f in dim) for dim in term) for term in terms
-        )
-
-    if elements() == 0 or any(t.numel == 0 for t in tensors):
+    """Factors to try: with their own extents, or with halved ones where that is too much; where
+    those of dims that stay whole may stand in the op's own settings, with the others halved."""
+    own = dict(bound.factors)
+    if _elements(bound, own) == 0 or any(t.numel == 0 for t in tensors):
         return []
-    while elements() > MOST_ELEMENTS:
+    halved, around = (_halved(bound, own, also_whole) for also_whole in (True, False))
+    sizes = [halved] if _elements(bound, halved) <= MOST_ELEMENTS else []
+    if around not in (halved, own) and _elements(bound, around) <= MOST_WHOLE:
+        sizes.append(around)
+    whole = sum(t.numel for t in tensors) <= MOST_WHOLE
+    return sizes + ([own] if whole and halved != own else [])
+
+
+def _elements(bound: BoundRule, factors: Mapping[str, Any]) -> int:
+    terms = (*bound.operands, *bound.results)
+    return sum(math.prod(math.prod(factors[f].size for f in dim) for dim in term) for term in terms)
+
+
+def _halved(bound: BoundRule, own: Mapping[str, Any], also_whole: bool) -> dict[str, Any]:
+    """Extents halved, the largest first, until all is small or nothing is left to halve."""
+    factors = dict(own)
+    alone = {dim[0] for term in (*bound.operands, *bound.results) for dim in term if len(dim) == 1}
+    while _elements(bound, factors) > MOST_ELEMENTS:
         # What a group alone shows may stand in the op's own settings: (heads width).
-        free = [f for n, f in factors.items() if n in alone and f.size % 2 == 0 and f.size > 4]
+        free = [
+            f
+            for n, f in factors.items()
+            if n in alone and f.size % 2 == 0 and f.size > 4 and (also_whole or f.kind != "whole")
+        ]
         if not free:
             break
         largest = max(free, key=lambda f: f.size)
         factors[largest.name] = replace(largest, size=largest.size // 2)
-    own = dict(bound.factors)
-    whole = sum(t.numel for t in tensors) <= 16 * MOST_ELEMENTS
-    sizes = [factors] if elements() <= MOST_ELEMENTS else []
-    return sizes + ([own] if whole and factors != own else [])
+    return factors
 
 
 def _shape(term: Term, factors: Mapping[str, Any]) -> tuple[int, ...]:

@@ -28,17 +28,5 @@ REFUSALS: Mapping[str, str] = {
         "not yet: complex numbers"
     ),
     "jax/sums along time/long convolution by rfft of padded lengths": "not yet: complex numbers",
-    "jax/layers in a loop/fori_loop that indexes stacked parameters": "not yet: dynamic_slice",
-    "jax/recurrence over time/fori_loop that sets one row of the output": (
-        "not yet: dynamic_slice, scatter"
-    ),
-    "jax/sums along time/conv_general_dilated of each channel, padded on the left": (
-        "not yet: groups of a convolution over a model axis"
-    ),
-    "jax/contrast over the batch/two views in one, own similarity set away, partner by roll": (
-        "not yet: scatter"
-    ),
-    "jax/routing/weights of top_k set into zeros, all experts computed": "not yet: scatter",
-    "jax/routing/argsort of the experts' numbers and ragged_dot": "not yet: ragged_dot",
 }
 """By the spelling's name."""

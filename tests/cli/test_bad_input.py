@@ -17,6 +17,8 @@ import pytest
 from autopar.cli import app as cli
 from autopar.cli import commands
 from autopar.files.plan_folder import read_plan
+from autopar.rules.implementations.table import LOCAL_GROUPS
+from autopar.rules.implementations.table import TABLE as ROWS
 from autopar.runtime.jobs import launch
 from tests.plans import cluster_text
 
@@ -498,7 +500,12 @@ GROUPS = """
 """
 
 
-def test_a_program_that_cannot_be_written_names_pins_that_were_planned(run: Run) -> None:
+def test_a_program_that_cannot_be_written_names_pins_that_were_planned(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lacking = replace(ROWS[LOCAL_GROUPS], calls={})  # as if no backend had it
+    rows = {**ROWS, LOCAL_GROUPS: lacking}
+    monkeypatch.setattr("autopar.emit.implementations.TABLE", rows)
     words = ("plan", "model.py", "--cluster", "cluster.yaml", "--fix", "tp=2,dp_shard=2")
     code, said = run(*words, model=GROUPS)
     assert code == 2

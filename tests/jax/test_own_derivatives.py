@@ -149,7 +149,13 @@ def root(x: Any) -> Any:
     return jax.lax.custom_root(lambda y: y**3 - x, x, solve, lambda g, y: y / g(jnp.ones_like(y)))
 
 
-@pytest.mark.parametrize("function", [linear_call, linear_solve, root])
+def test_a_solve_is_differentiated_by_another_solve() -> None:
+    """Not by what it computes its own by, which may be anything."""
+    equal(over(linear_solve), PARAMS, BATCH)
+    assert rule_of(linear_solve) == "i0 i1 -> i0 i1"
+
+
+@pytest.mark.parametrize("function", [linear_call, root])
 def test_other_derivatives_are_refused(function: Any) -> None:
     """Whatever is not known to be one of the primitives has no rule, so is never split or run."""
 

@@ -187,7 +187,7 @@ def of_branch(params: Any, given: Mapping[str, Any]) -> Any:
     [
         (of_data, "from parameters or data.*fold_in.*where the batch is made"),
         (of_choice, "a random key beside parameters or data"),
-        (of_branch, "compute both sides"),
+        (of_branch, "inside of a cond: draw them before"),
     ],
 )
 def test_a_key_that_follows_from_data_is_refused(loss: Any, message: str) -> None:

@@ -28,13 +28,11 @@ from autopar.emit.text import (
 )
 from autopar.lowering.lowered import Lowered, LoweredOp
 from autopar.rules.advice import unwritable
+from autopar.rules.called import LIFTED, WINDOW, is_called, window_of, written
 from autopar.rules.implementations.table import GLOBAL_COUNT
 from autopar.rules.lax_calls import LAX_CALLS
 
 Shape = tuple[int, ...]
-
-LIFTED: Mapping[str, str] = {"float32": "FP32", "bfloat16": "BF16", "float16": "FP16"}
-"""Names of `autopar.runtime.jax.program` that verification gives other dtypes."""
 
 OPERATORS: Mapping[str, tuple[str, int]] = {
     "add": ("+", SUM), "sub": ("-", SUM), "mul": ("*", PRODUCT), "div": ("/", PRODUCT),
@@ -85,7 +83,7 @@ class _Writer:
             return self.call(CALLS[kind], *self._pair())
         if kind in REDUCTIONS:
             return self._reduction(REDUCTIONS[kind])
-        writer = WRITERS.get(kind)
+        writer = _called if is_called(self.op) else WRITERS.get(kind)
         if writer is None and kind.startswith("jax::"):
             return self._primitive(kind.removeprefix("jax::"))
         if writer is None:
@@ -191,9 +189,12 @@ def _attention(w: _Writer) -> Expr:
 
 def _conv(w: _Writer) -> Expr:
     plain = {"stride": {1}, "padding": {(0, 0)}, "dilation": {1}}
-    names = [n for n, value in plain.items() if {*w.attrs[n]} != value]
-    names += ["groups"] if w.attrs["groups"] > 1 else []
-    return w.call("conv", *w.all_given(), *(f"{n}={literal(w.attrs[n])}" for n in names))
+    options = [f"{n}={literal(w.attrs[n])}" for n, value in plain.items() if {*w.attrs[n]} != value]
+    if w.attrs["groups"] > 1:
+        # Channels of this rank over channels of one group: right for split groups too.
+        groups = w.operands[0][1] // w.operands[1][1]
+        options += [f"groups={groups}"] if groups > 1 else []
+    return w.call("conv", *w.all_given(), *options)
 
 
 def _where(w: _Writer) -> Expr:
@@ -235,6 +236,14 @@ def _lax_call(w: _Writer) -> Expr:
         given = [f"({', '.join(given)})"]
     options = [f"{name}={literal(value)}" for name, value in call.options(w.attrs).items()]
     return w.call(call.function, *given, *call.behind, *options)
+
+
+def _called(w: _Writer) -> Expr:
+    """A primitive without a kind, by the text that it has."""
+    window = tuple_text(window_of(w.op, w.operands[0])) if WINDOW in w.attrs else ""
+    dtypes = {name: name for name in LIFTED.values()}
+    text = written(w.op, w.all_given(), dtypes, window, tuple_text(w.result))
+    return Expr(text, ATOM, weight=w.weight)
 
 
 def _joined(function: str) -> Callable[[_Writer], Expr]:

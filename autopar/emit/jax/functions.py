@@ -11,6 +11,7 @@ from typing import Literal
 from autopar.emit.constants import literal
 from autopar.emit.jax import loops
 from autopar.emit.jax.expressions import expression
+from autopar.emit.jax.places import body_key
 from autopar.emit.jax.shapes import check_even, shown
 from autopar.emit.jax.steps import call
 from autopar.emit.marks import RESHARDED, mark
@@ -20,7 +21,7 @@ from autopar.emit.sizes import NONE, Sizes
 from autopar.emit.text import ATOM, Expr, Lines
 from autopar.emit.text import variable as variable_of
 from autopar.lowering.lowered import Lowered, LoweredOp, Operand
-from autopar.nouns.kinds import OWN_DERIVATIVE
+from autopar.nouns.kinds import BODIES, CARRIED, OWN_DERIVATIVE, SWITCH, TAKES
 from autopar.nouns.plan import key
 from autopar.nouns.sharding import Sharding
 
@@ -142,6 +143,8 @@ class _Writer:
         elif op.op.kind.startswith(OWN_DERIVATIVE):
             function = self.functions[key(self.lowered.block, op.op.name)]
             made = Expr(f"{function}({', '.join(x.text for x in inputs)})")
+        elif BODIES in op.op.attrs:
+            made = self._body_call(op, inputs)
         else:
             made = expression(op, inputs, self.lowered, self.sizes)
         if len(op.op.outputs) > 1:
@@ -212,6 +215,25 @@ class _Writer:
         stack = f"{self.parameters}[{literal(block.name)}]"
         arguments = ", ".join(x.text for x in inputs)
         return Expr(f"layer({self.functions[block.name]}, {stack}, {place}, {arguments})")
+
+    def _body_call(self, op: LoweredOp, inputs: Sequence[Expr]) -> Expr:
+        """A branch or a loop over the functions that its bodies are."""
+        place = key(self.lowered.block, op.op.name)
+        takes = op.op.attrs[TAKES]
+        names = [self.functions[body_key(place, i)] for i in range(len(takes))]
+        given = [x.text for x in inputs]
+        if op.op.kind == SWITCH:
+            rest = "".join(f", {x}" for x in given[1:])
+            return Expr(f"lax.switch({given[0]}, ({', '.join(names)}){rest})")
+        carried = op.op.attrs[CARRIED]
+        several = len(carried) > 1
+        functions = []
+        for name, some in zip(names, takes, strict=True):
+            fixed = [given[i] for i in some if i not in carried]
+            arguments = ", ".join([*fixed, "*carry" if several else "carry"])
+            functions.append(f"lambda carry: {name}({arguments})" if fixed or several else name)
+        carry = ", ".join(given[i] for i in carried)
+        return Expr(f"lax.while_loop({', '.join(functions)}, {f'({carry})' if several else carry})")
 
     def _loop(self, run: loops.Run) -> None:
         """Consecutive layers of one block as one call."""

@@ -18,9 +18,8 @@ import jax.numpy as jnp
 from jax.extend import source_info_util
 
 from autopar.frontends.jax.derivatives import CUSTOM
-from autopar.frontends.jax.errors import ControlFlow, RandomKeys
+from autopar.frontends.jax.errors import RandomKeys
 from autopar.frontends.jax.inputs import is_key
-from autopar.frontends.jax.jaxprs import REFUSED
 from autopar.frontends.jax.places import place_of
 from autopar.frontends.jax.precision import CALLS, inner_jaxprs
 from autopar.frontends.jax.primitives import ELEMENTWISE
@@ -130,8 +129,11 @@ class Apart:
             return self.run(called, (), inputs)
         if draws and name == "scan":
             return self._scan(eqn, inputs)
-        if name in REFUSED:
-            raise ControlFlow(f"{place_of(eqn)}: {REFUSED[name]}")
+        if is_random(eqn) and name in ("cond", "while"):
+            raise RandomKeys(
+                f"{place_of(eqn)}: random numbers are drawn inside of a {name}: draw them before "
+                "it, and give them to its bodies"
+            )
         if is_random(eqn):
             raise RandomKeys(
                 f"{place_of(eqn)}: a random key or a random number is made from parameters or data "

@@ -13,6 +13,8 @@ import numpy as np
 
 from autopar.frontends.jax.attention import attention_lifted
 from autopar.frontends.jax.aux import aux_of, results_of, single_results
+from autopar.frontends.jax.branches import check_loops
+from autopar.frontends.jax.calls import constants_whole
 from autopar.frontends.jax.constants import Constants, held_note, stored
 from autopar.frontends.jax.derivatives import Rules
 from autopar.frontends.jax.draft import Draft, Operand, Value
@@ -178,6 +180,8 @@ def _graph(draft: Draft, constants: Constants) -> tuple[Graph, Stacks, tuple[Ope
         draft = step(draft)
     draft, results = single_results(stored(draft, constants))
     graph, stacks = graph_of(draft)
+    graph = constants_whole(graph)
+    check_loops(graph)
     frozen = flat_parameters(constants.arrays, stacks)
     without = [
         name for name, t in graph.parameters() if not t.differentiable and name not in frozen

@@ -19,15 +19,16 @@ import jax
 import jax.extend.core as jex
 import numpy as np
 
-from autopar.frontends.jax.draft import Draft, Node, Operand, Value
+from autopar.frontends.jax.draft import Draft, Node, Operand, Uniform, Value
 from autopar.frontends.jax.errors import RuleFailed
 from autopar.frontends.jax.finish import graph_of
 from autopar.frontends.jax.interpret import results_of
 from autopar.frontends.jax.simplify import simplified
 from autopar.nouns.graph import Graph, without_sources
 from autopar.nouns.text.graph import to_text
-from autopar.rules.composite import Indices, indices_of, localised
+from autopar.rules.composite import Indices, indices_of
 from autopar.rules.kept_whole import keep_whole
+from autopar.rules.localised import localised
 from autopar.rules.own_functions import LINEAR
 from autopar.rules.registry import UnruledOp, rule_for
 
@@ -37,6 +38,8 @@ CUSTOM = {
     "custom_vjp_call_jaxpr": "fun_jaxpr",
 }
 """Primitive -> the parameter that holds what it computes."""
+SOLVE = "custom_linear_solve"
+"""A primitive that is differentiated by another solve, whatever it computes its own by."""
 LIBRARY = os.path.dirname(jax.__file__) + "/"
 SMALL = 5  # about the size of a dim when numbers are tried
 CLOSE = 1e-9
@@ -108,14 +111,35 @@ def is_float(aval: Any) -> bool:
     return "float" in str(aval.dtype)
 
 
+def body_of(eqn: Any) -> Any:
+    """The closed jaxpr of what an equation computes."""
+    if eqn.primitive.name != SOLVE:
+        body = eqn.params[CUSTOM[eqn.primitive.name]]
+        return body if isinstance(body, jex.ClosedJaxpr) else jex.ClosedJaxpr(body, ())
+    solve, lengths = eqn.params["jaxprs"].solve, eqn.params["const_lengths"]
+    before = lengths.matvec + lengths.vecmat
+    behind = before + lengths.solve + lengths.transpose_solve
+
+    def run(*operands: Any) -> Any:
+        consts = operands[before : before + lengths.solve]
+        return jex.jaxpr_as_fun(solve)(*consts, *operands[behind:])
+
+    return jax.make_jaxpr(run)(*(v.aval for v in eqn.invars))
+
+
 def name_of(eqn: Any) -> str:
     """The function's name, as an identifier."""
+    if eqn.primitive.name == SOLVE:
+        return "linear_solve"
     name = _function(eqn).partition(" at ")[0]
     return re.sub(r"\W+", "_", name).strip("_") or "function"
 
 
 def is_library(eqn: Any) -> bool:
-    """Whether function and rule stand in JAX itself."""
+    """Whether function and rule stand in JAX itself; a solve is not what its body is differentiated
+    to, so it counts as the user's."""
+    if eqn.primitive.name == SOLVE:
+        return False
     rules = [eqn.params[k] for k in ("jvp_jaxpr_fun", "bwd", "fwd_jaxpr_thunk") if k in eqn.params]
     places = [_function(eqn), *(_place(getattr(r, "debug_info", None)) for r in rules)]
     return all(f" at {LIBRARY}" in place for place in places)
@@ -190,8 +214,7 @@ def function_of(eqn: Any, operands: Sequence[Operand], backward: Any, drafted: D
     Raises `UnruledOp` where an op in it can neither be split nor be written, and what capturing
     its body raises.
     """
-    body = eqn.params[CUSTOM[eqn.primitive.name]]
-    closed = body if isinstance(body, jex.ClosedJaxpr) else jex.ClosedJaxpr(body, ())
+    closed = body_of(eqn)
     given = [
         Value(x.shape, x.dtype, "input", f"x{i}") if isinstance(x, Value) else x
         for i, x in enumerate(operands)
@@ -205,12 +228,13 @@ def function_of(eqn: Any, operands: Sequence[Operand], backward: Any, drafted: D
     back = drafted(backward, [*given, *results])
     wanted = [(i, out) for i, out in zip(floats, back.outputs, strict=True) if i in values]
     back = Draft(back.inputs, back.nodes, tuple(out for _, out in wanted))
-    forward, pulled = _graph(drafted(closed, given)), _graph(back)
+    forward, pulled = drafted_graph(drafted(closed, given)), drafted_graph(back)
     gradients = tuple(values.index(i) for i, _ in wanted)
     return Function(forward, pulled, gradients, indices_of(forward, pulled, gradients))
 
 
-def _graph(draft: Draft) -> Graph:
+def drafted_graph(draft: Draft) -> Graph:
+    """The graph of a body; ops in it that have no rule are whole."""
     graph = without_sources(graph_of(_apart(simplified(draft)))[0])
     without = set()
     for op in graph.ops:
@@ -223,10 +247,16 @@ def _graph(draft: Draft) -> Graph:
 
 def _apart(draft: Draft) -> Draft:
     """Results that are operands as they came in, as those of a function that changes the gradient
-    alone, are made by an op."""
-    passed = [x for x in draft.outputs if isinstance(x, Value) and x in draft.inputs]
-    made = {x: Node("identity", (x,), (Value(x.shape, x.dtype),)) for x in passed}
-    outputs = tuple(made[x].out if isinstance(x, Value) and x in made else x for x in draft.outputs)
+    alone, are made by an op, and so are numbers."""
+    made: dict[Operand, Node] = {}
+    for x in draft.outputs:
+        out = (Value(x.shape, x.dtype),)
+        if isinstance(x, Uniform):
+            attrs = {"shape": x.shape, "value": x.value, "dtype": x.dtype}
+            made[x] = Node("full", (), out, attrs)
+        elif x in draft.inputs:
+            made[x] = Node("identity", (x,), out)
+    outputs = tuple(made[x].out if x in made else x for x in draft.outputs)
     return Draft(draft.inputs, (*draft.nodes, *made.values()), outputs)
 
 
@@ -235,7 +265,11 @@ def is_what_it_computes(eqn: Any, made: Function, drafted: Drafted, operands: An
     body = eqn.params[CUSTOM[eqn.primitive.name]]
     run = jex.jaxpr_as_fun(body)
     avals = [[v.aval for v in side] for side in (eqn.invars, eqn.outvars)]
-    plain = function_of(eqn, operands, _vjp(run, *avals), drafted)
+    try:
+        backward = _vjp(run, *avals)
+    except ValueError:  # a loop, as of `jax.lax.custom_root`
+        return False
+    plain = function_of(eqn, operands, backward, drafted)
     if plain.indices.rule.text != made.indices.rule.text:
         return False
     functions = [jax.jit(_small(f)) for f in (made, plain)]

@@ -9,8 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from autopar.frontends.jax.calls import evaluated
 from autopar.nouns.graph import Op, Tensor
 from autopar.rules.advice import unwritable
+from autopar.rules.called import is_called
 from autopar.rules.trial import TOLERANCE, Array, CannotRun, Ran
 
 PREFIX = "jax::"
@@ -23,8 +25,10 @@ def execute(
     cotangents: Sequence[Array | None],
     wide: bool,
 ) -> Ran:
-    """`autopar.rules.trial.Execute` for primitives without options, which programs call again."""
-    if not op.kind.startswith(PREFIX) or unwritable(op):
+    """`autopar.rules.trial.Execute` for primitives that programs call again: those without options,
+    and those with a text of their own (`autopar.rules.called`)."""
+    own = is_called(op)
+    if not own and (not op.kind.startswith(PREFIX) or unwritable(op)):
         raise CannotRun(f"{op.kind} is no primitive that only has operands")
     names = list(op.inputs)
     floats = [i for i, n in enumerate(names) if tensors[n].dtype in TOLERANCE]
@@ -41,6 +45,8 @@ def execute(
             full = list(given)
             for i, value in zip(floats, moving, strict=True):
                 full[i] = value
+            if own:
+                return evaluated(op.attrs, full, tensors[op.name].shape, wide)
             values = getattr(jax.lax, op.kind.removeprefix(PREFIX))(*full)
             return tuple(values) if isinstance(values, tuple | list) else (values,)
 

@@ -9,12 +9,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from autopar.frontends.jax.calls import evaluated, widened_call
 from autopar.frontends.jax.draft import NARROW
 from autopar.frontends.jax.errors import CaptureError
 from autopar.nouns.graph import Graph, Op
-from autopar.nouns.kinds import OWN_DERIVATIVE
+from autopar.nouns.kinds import BODIES, CARRIED, OWN_DERIVATIVE, SWITCH, TAKES
 from autopar.nouns.text.graph import from_text, to_text
 from autopar.rules.advice import unwritable
+from autopar.rules.called import is_called
 from autopar.rules.lax_calls import LAX_CALLS
 
 Arrays = Mapping[str, Any]
@@ -52,6 +54,11 @@ def widened(graph: Graph) -> Graph:
     def op(declared: Op) -> Op:
         if declared.attrs.get("dtype") in NARROW:
             return replace(declared, attrs={**declared.attrs, "dtype": "float64"})
+        if is_called(declared):
+            return replace(declared, attrs=widened_call(declared.attrs))
+        if BODIES in declared.attrs:
+            bodies = tuple(to_text(widened(from_text(body))) for body in declared.attrs[BODIES])
+            return replace(declared, attrs={**declared.attrs, BODIES: bodies})
         if declared.kind.startswith(OWN_DERIVATIVE):
             parts = {n: from_text(declared.attrs[n]) for n in ("forward", "backward")}
             texts = {n: to_text(widened(part)) for n, part in parts.items()}
@@ -83,6 +90,10 @@ def run(graph: Graph, env: dict[str, Any], whole: Graph, params: Arrays) -> None
             results = jnp.split(inputs[0], cuts, axis=op.attrs["dim"])
         elif op.kind in LAX_CALLS:
             results = _called(op, inputs)
+        elif is_called(op):
+            results = evaluated(op.attrs, inputs, graph.tensors[op.name].shape)
+        elif BODIES in op.attrs:
+            results = _of_bodies(op, inputs)
         elif op.kind == "jax::top_k":
             results = _top_k(inputs[0], op.attrs["k"], op.attrs["dim"])
         elif op.kind.startswith(OWN_DERIVATIVE):
@@ -90,6 +101,22 @@ def run(graph: Graph, env: dict[str, Any], whole: Graph, params: Arrays) -> None
         else:
             results = [_evaluate(op, inputs)]
         env.update(zip(op.outputs, results, strict=True))
+
+
+def _of_bodies(op: Op, operands: Sequence[Any]) -> Sequence[Any]:
+    """Of a branch or a loop."""
+    functions = [results_of(from_text(text)) for text in op.attrs[BODIES]]
+    takes = op.attrs[TAKES]
+    if op.kind == SWITCH:
+        return jax.lax.switch(operands[0], functions, *(operands[i] for i in takes[0]))  # type: ignore[no-any-return]
+    carried = op.attrs[CARRIED]
+    fixed = [[operands[i] for i in some if i not in carried] for some in takes]
+    goes_on, step = functions
+    return jax.lax.while_loop(  # type: ignore[no-any-return]
+        lambda carry: goes_on(*fixed[0], *carry)[0],
+        lambda carry: step(*fixed[1], *carry),
+        tuple(operands[i] for i in carried),
+    )
 
 
 def _called(op: Op, operands: Sequence[Any]) -> Sequence[Any]:

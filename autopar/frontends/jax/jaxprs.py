@@ -15,10 +15,13 @@ from typing import Any
 import jax.extend.core as jex
 import numpy as np
 
+from autopar.frontends.jax.branches import looped, switched
 from autopar.frontends.jax.constants import Constants, is_data
 from autopar.frontends.jax.derivatives import (
     CUSTOM,
+    SOLVE,
     Rules,
+    body_of,
     function_of,
     is_library,
     is_what_it_computes,
@@ -34,12 +37,11 @@ from autopar.frontends.jax.primitives import convert
 from autopar.nouns.graph import Source
 from autopar.nouns.kinds import OWN_DERIVATIVE
 
-REFUSED = {
-    "while": "a while_loop or a fori_loop with a traced bound: give a static length, which makes "
-    "it a scan",
-    "cond": "a cond or switch: compute both sides and choose with jnp.where",
-}
 Casts = Mapping[tuple[int, int], tuple[str, ...]]
+COMPLEX = (
+    "the loss computes with complex numbers ({}): keep real and imaginary parts in arrays of their "
+    "own, as in (a.real, a.imag)"
+)
 MOST_STEPS = 1024  # of a scan that has to be unrolled
 MOST_COPIED = 32  # ops of a mask that is made inside of a scan's body
 MOST_ELEMENTS = 1 << 16  # of a closed-over array
@@ -148,18 +150,23 @@ class _Walker:
         source = self._source(eqn)
         if name == "cond" and (branch := _only_branch(eqn.params, inputs[0])) is not None:
             return self._call(branch, inputs[1:], source)
-        if name in REFUSED:
-            raise ControlFlow(f"{source}: {REFUSED[name]}")
         self.builder.source = source
-        if name in CUSTOM and self.rules is not None:
+        if name in ("cond", "while"):
+            if name == "while":
+                return [*looped(eqn, inputs, self._drafted, self.builder)]
+            return [*switched(eqn, inputs, self._branch, self.builder)]
+        if name in (*CUSTOM, SOLVE) and self.rules is not None:
             own = self._own_derivative(eqn, inputs, source, self.rules)
             if own is not None:
                 return own
-        if name in CALLS:
-            return self._call(eqn.params[CALLS[name]], inputs, source)
+        if name in CALLS or name == SOLVE:
+            called = body_of(eqn) if name == SOLVE else eqn.params[CALLS[name]]
+            return self._call(called, inputs, source)
         if name == "scan":
             return self._scan(eqn, inputs, source)
         outs = [(tuple(map(int, v.aval.shape)), str(v.aval.dtype)) for v in eqn.outvars]
+        if any("complex" in dtype for _, dtype in outs):
+            raise ComplexNumbers(f"{source}: {COMPLEX.format(name)}")
         return convert(name, eqn.params, inputs, outs, self.builder)
 
     def _own_derivative(
@@ -175,17 +182,22 @@ class _Walker:
         except Exception as error:  # the user's rule
             raise rule_failed(eqn, source, error) from error
 
-        def drafted(closed: Any, operands: Sequence[Operand]) -> Draft:
-            return draft_of(closed, operands, self.exact)
-
-        made = function_of(eqn, inputs, backward, drafted)
-        if is_library(eqn) and is_what_it_computes(eqn, made, drafted, inputs):
+        made = function_of(eqn, inputs, backward, self._drafted)
+        if is_library(eqn) and is_what_it_computes(eqn, made, self._drafted, inputs):
             return None
         outs = tuple(Value(tuple(map(int, v.aval.shape)), str(v.aval.dtype)) for v in eqn.outvars)
         values = tuple(x for x in inputs if isinstance(x, Value))
         kind = OWN_DERIVATIVE + name_of(eqn)
         self.builder.append(Node(kind, values, outs, made.attrs, source))
         return list(outs)
+
+    def _drafted(self, closed: Any, operands: Sequence[Operand]) -> Draft:
+        """A body on ``operands``, everything in it inlined."""
+        return draft_of(closed, operands, self.exact)
+
+    def _branch(self, closed: Any, operands: Sequence[Operand]) -> Draft:
+        """A body through which the gradient flows."""
+        return draft_of(closed, operands, self.exact, self.rules)
 
     def _call(self, called: Any, inputs: Sequence[Operand], source: Source) -> list[Operand]:
         inner = _Walker(
@@ -365,10 +377,7 @@ def plain(value: Any) -> bool | int | float:
     if np.issubdtype(kind, np.integer):
         return int(value)
     if np.issubdtype(kind, np.complexfloating):
-        raise ComplexNumbers(
-            f"the loss computes with complex numbers ({value}): keep real and imaginary parts in "
-            "arrays of their own, as in (a.real, a.imag)"
-        )
+        raise ComplexNumbers(COMPLEX.format(value))
     number = float(value)
     if kind == np.float64 or not math.isfinite(number):
         return number

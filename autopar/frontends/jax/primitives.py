@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import string
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
+from autopar.frontends.jax.calls import call_again
 from autopar.frontends.jax.draft import Builder, Node, Operand, Shape, Uniform, Value
-from autopar.frontends.jax.simplify import folded
+from autopar.frontends.jax.lookups import SCATTERS, gathered, kept, number, paired
+from autopar.rules.table import TABLE as RULED
 
 Outs = Sequence[tuple[Shape, str]]
 Convert = Callable[[Mapping[str, Any], list[Operand], Outs, Builder], list[Operand]]
@@ -30,8 +31,6 @@ REDUCTIONS = {
     "reduce_sum": "sum", "reduce_max": "amax", "reduce_min": "amin",
     "reduce_or": "any", "reduce_and": "all",
 }  # fmt: skip
-CLIP = "GatherScatterMode.CLIP"
-MOVED_INSIDE = (CLIP, "GatherScatterMode.PROMISE_IN_BOUNDS")
 RUNNING = ("cumprod", "cummax", "cummin", "cumlogsumexp")
 WINDOWS = ("reduce_window_max", "reduce_window_min", "reduce_window_sum")
 SAME = ("copy", "copy_p", "optimization_barrier", "sharding_constraint", "name")
@@ -48,8 +47,12 @@ def convert(
         if name == "div" and not dtype.startswith(("float", "bfloat")):
             return _unknown(name, params, inputs, outs, builder)
         return [builder.op(ELEMENTWISE[name], inputs, shape, dtype)]
+    if name in SCATTERS:
+        params, inputs = paired(params, inputs, builder)
     if name in REDUCTIONS:
         dims = tuple(sorted(int(d) for d in params["axes"]))
+        if not dims:  # as `jnp.unique` has it of one dim
+            return inputs[:1]
         x = builder.tensor(inputs[0])
         return [builder.op(REDUCTIONS[name], (x,), *outs[0], dims=dims, keepdim=False)]
     converter = TABLE.get(name)
@@ -61,9 +64,17 @@ def _unknown(
     name: str, params: Mapping[str, Any], inputs: list[Operand], outs: Outs, builder: Builder
 ) -> list[Operand]:
     values = tuple(Value(s, d) for s, d in outs)
-    text = {k: str(v) for k, v in sorted(params.items()) if v is not None}
-    operands = tuple(builder.tensor(x) for x in inputs)
-    builder.append(Node(f"jax::{name}", operands, values, {"jax": text}, builder.source))
+    inputs = [(number(x, builder) or x) if x.shape == () else x for x in inputs]
+    made = None if f"jax::{name}" in RULED else call_again(name, params, inputs)
+    if made is None:
+        attrs: Mapping[str, Any] = {
+            "jax": {k: str(v) for k, v in sorted(params.items()) if v is not None}
+        }
+        operands = tuple(builder.tensor(x) for x in inputs)
+    else:
+        attrs = made.attrs
+        operands = tuple(builder.tensor(inputs[i]) for i in made.operands)
+    builder.append(Node(f"jax::{name}", operands, values, attrs, builder.source))
     return list(values)
 
 
@@ -156,7 +167,7 @@ def _slice(params: Any, inputs: list[Operand], outs: Outs, builder: Builder) -> 
 def _dynamic_slice(
     params: Any, inputs: list[Operand], outs: Outs, builder: Builder
 ) -> list[Operand] | None:
-    starts = inputs[1:]
+    starts = [number(s, builder) or s for s in inputs[1:]]
     if not all(isinstance(s, Uniform) for s in starts):
         return None
     sizes = params["slice_sizes"]
@@ -210,18 +221,10 @@ def _pad(params: Any, inputs: list[Operand], outs: Outs, builder: Builder) -> li
                 apart, [(0, within if d == dim + 1 else 0) for d in range(len(apart.shape))]
             )
             x = builder.tensor(builder.reshape(apart, (*before, size * (within + 1), *behind)))
-            x = _kept(x, dim, 0, size * (within + 1) - within, builder)
+            x = kept(x, dim, 0, size * (within + 1) - within, builder)
     for dim, (low, high, _) in enumerate(config):
-        x = _kept(x, dim, max(0, -low), x.shape[dim] - max(0, -high), builder)
+        x = kept(x, dim, max(0, -low), x.shape[dim] - max(0, -high), builder)
     return [padded(x, [(max(0, low), max(0, high)) for low, high, _ in config])]
-
-
-def _kept(x: Value, dim: int, start: int, stop: int, builder: Builder) -> Value:
-    if (start, stop) == (0, x.shape[dim]):
-        return x
-    shape = (*x.shape[:dim], stop - start, *x.shape[dim + 1 :])
-    cut = builder.op("slice", (x,), shape, x.dtype, dim=dim, start=start, stop=stop, step=1)
-    return builder.tensor(cut)
 
 
 def _rev(params: Any, inputs: list[Operand], outs: Outs, builder: Builder) -> list[Operand]:
@@ -322,129 +325,6 @@ def _dot_general(params: Any, inputs: list[Operand], outs: Outs, builder: Builde
     return [builder.op("einsum", (a, b), *outs[0], equation=equation)]
 
 
-def _gather(
-    params: Any, inputs: list[Operand], outs: Outs, builder: Builder
-) -> list[Operand] | None:
-    """Rows of a table, or one element per position along a dim; anything else stays unknown.
-
-    The last dim of ``indices`` holds the coordinates. One along which all is taken says nothing,
-    where what lies outside is moved inside; there has to be one other.
-    """
-    numbers = params["dimension_numbers"]
-    x, indices = builder.tensor(inputs[0]), inputs[1]
-    dims = [int(d) for d in numbers.start_index_map]  # numpy integers under vmap
-    if indices.shape[-1:] != (len(dims),):
-        return None
-    if len(dims) > 1 and str(params["mode"]) in MOVED_INSIDE:
-        some = [i for i, d in enumerate(dims) if params["slice_sizes"][d] != x.shape[d]]
-        if len(some) == 1 and isinstance(indices, Value):
-            indices = _kept(indices, len(indices.shape) - 1, some[0], some[0] + 1, builder)
-            dims = [dims[some[0]]]
-    if len(dims) != 1:
-        return None
-    (dim,) = dims
-    batching, offsets = (
-        tuple(map(int, dims)) for dims in (numbers.operand_batching_dims, numbers.offset_dims)
-    )
-    sizes = tuple(params["slice_sizes"])
-    shape, dtype = outs[0]
-    if sizes[dim] != 1:
-        return None
-    if not numbers.collapsed_slice_dims:  # as vmap has it: the dim is left, of one place
-        windows = [d for d in range(len(x.shape)) if d not in batching]
-        left = offsets[windows.index(dim)]
-        offsets = tuple(d - (d > left) for d in offsets if d != left)
-        shape = (*shape[:left], *shape[left + 1 :])
-    elif tuple(numbers.collapsed_slice_dims) != (dim,):
-        return None
-    picked = _picked(params, dim, batching, offsets, (x, indices), (shape, dtype), builder)
-    return None if picked is None else [builder.reshape(picked, outs[0][0])]
-
-
-def _picked(
-    params: Any,
-    dim: int,
-    batching: tuple[int, ...],
-    offsets: tuple[int, ...],
-    inputs: tuple[Value, Operand],
-    out: tuple[Shape, str],
-    builder: Builder,
-) -> Operand | None:
-    """`_gather` of one coordinate along ``dim``, which the result, ``out``, has no more."""
-    numbers, sizes = params["dimension_numbers"], tuple(params["slice_sizes"])
-    (x, indices), (shape, dtype) = inputs, out
-    index = builder.reshape(_number(indices, builder) or indices, indices.shape[:-1])
-    if str(params["mode"]) == CLIP and isinstance(index, Value):
-        bounds = {"min": 0, "max": x.shape[dim] - 1}
-        index = builder.op("clamp", (index,), index.shape, index.dtype, **bounds)
-    whole = all(n == sizes[d] for d, n in enumerate(x.shape) if d != dim)
-    rank = len(index.shape)
-    if not batching and whole and dim == 0:
-        if offsets != tuple(range(rank, len(shape))):
-            return None
-        if isinstance(index, Uniform):  # x[3]
-            row = builder.op("select", (x,), x.shape[1:], dtype, dim=0, index=int(index.value))
-            return builder.expand(row, shape)
-        if len(x.shape) == 2:
-            return builder.op("embedding", (index, x), shape, dtype, padding_idx=None)
-        flat = builder.reshape(index, (index.numel,))
-        taken = (index.numel, *x.shape[1:])
-        rows = builder.op("index_select", (x, flat), taken, dtype, dim=0)
-        return builder.reshape(rows, shape)
-    others = tuple(d for d in range(len(x.shape)) if d != dim)
-    if not batching and whole and isinstance(index, Uniform) and index.shape == ():
-        place = int(index.value)  # x.take(3, axis)
-        if 0 <= place < x.shape[dim]:
-            return builder.op("select", (x,), shape, dtype, dim=dim, index=place)
-    beside = tuple(d for d in range(len(shape)) if d != dim)
-    if not batching and whole and rank == 1 and offsets == beside:  # x[:, i]
-        return builder.op("index_select", (x, builder.tensor(index)), shape, dtype, dim=dim)
-    if batching == others == tuple(numbers.start_indices_batching_dims) and rank == len(x.shape):
-        if offsets or tuple(index.shape) != shape:
-            return None
-        return builder.op("gather", (x, builder.tensor(index)), shape, dtype, dim=dim)
-    ordered = tuple(numbers.start_indices_batching_dims) == tuple(range(len(batching)))
-    if not batching or not ordered or rank - len(batching) not in (0, 1):
-        return None
-    # Some places of each row; rows that differ along a window alone have the same.
-    windows = tuple(d for d in others if d not in batching)
-    more = rank > len(batching)
-    from_window, from_index = iter(windows), iter((*batching, dim))
-    made = [next(from_window if d in offsets else from_index) for d in range(len(shape))]
-    if made != sorted((*others, *[dim] * more)) or any(sizes[d] != x.shape[d] for d in windows):
-        return None
-    count = index.shape[-1] if more else 1
-    wide = (*x.shape[:dim], count, *x.shape[dim + 1 :])
-    thin = tuple(1 if d in windows else n for d, n in enumerate(wide))
-    places = builder.tensor(builder.expand(builder.reshape(index, thin), wide))
-    return builder.op("gather", (x, places), wide, dtype, dim=dim)
-
-
-def _number(x: Operand, builder: Builder) -> Uniform | None:
-    """The number that ``x`` is everywhere, where it is arithmetic on numbers."""
-    numbers: dict[Operand, Uniform | None] = {}  # a value that many ops read is looked at once
-
-    def number(y: Operand) -> Uniform | None:
-        if y not in numbers:
-            numbers[y] = y if isinstance(y, Uniform) else made(y)
-        return numbers[y]
-
-    def made(y: Value) -> Uniform | None:
-        node = builder.maker.get(y)
-        if node is None or not node.inputs:
-            return None
-        known: list[Uniform] = []
-        for operand in node.inputs:
-            if (value := number(operand)) is None:
-                return None
-            known.append(value)
-        if node.kind in ("expand", "reshape"):
-            return replace(known[0], shape=node.out.shape)
-        return folded(replace(node, inputs=tuple(known)))
-
-    return number(x)
-
-
 def _conv(params: Any, inputs: list[Operand], outs: Outs, builder: Builder) -> list[Operand] | None:
     numbers = params["dimension_numbers"]
     dilated = any(d != 1 for d in params["lhs_dilation"]) or params["batch_group_count"] != 1
@@ -498,6 +378,6 @@ TABLE: Mapping[str, Callable[..., list[Operand] | None]] = {
     "cholesky": _called("cholesky"),
     "iota": _iota,
     "dot_general": _dot_general,
-    "gather": _gather,
+    "gather": gathered,
     "conv_general_dilated": _conv,
 }

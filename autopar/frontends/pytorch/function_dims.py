@@ -17,7 +17,8 @@ from dataclasses import dataclass, replace
 from autopar.frontends.pytorch.function_graphs import Pulled
 from autopar.nouns.graph import Graph, Op, Tensor
 from autopar.nouns.kinds import OWN_DERIVATIVE
-from autopar.rules.composite import Indices, indices_of, localised
+from autopar.rules.composite import Indices, indices_of
+from autopar.rules.localised import localised
 from autopar.rules.notation import BoundRule
 from autopar.rules.registry import bind
 

@@ -1,8 +1,8 @@
-"""Ops without a rule, and rules that users registered.
+"""Ops without a rule, and rules that users registered or JAX's compiler gave.
 
 Ops without one are named, and refused unless the user lets them run whole on every device. A rule
-that is shown as an example, and every rule that a user registered, is tried by execution first
-(`autopar.rules.trial`).
+that is shown as an example, every rule that a user registered, and every one of the compiler is
+tried by execution first (`autopar.rules.trial`): one of the compiler that is not confirmed is none.
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ from autopar.nouns.errors import UserError, did_you_mean
 from autopar.nouns.graph import Graph, Op, Tensor
 from autopar.rules.advice import no_rule, suggestion, unwritable
 from autopar.rules.binding import bind_rule
+from autopar.rules.bodies import bodies_in
+from autopar.rules.called import RULE, given_rule
+from autopar.rules.kept_whole import MARK
 from autopar.rules.notation import BoundRule, Rule, RuleError
 from autopar.rules.registry import UnruledOp, bind, registered_kinds, rule_for
 from autopar.rules.trial import Execute, try_rule
@@ -28,7 +31,38 @@ def unruled(graph: Graph, execute: Execute) -> dict[str, str]:
             rule_for(op, tensors)
         except UnruledOp:
             by_kind.setdefault(op.kind, []).append((op, tensors))
-    return {kind: _unruled(places, execute) for kind, places in by_kind.items()}
+    missing = {kind: _unruled(places, execute) for kind, places in by_kind.items()}
+    return {**_unconfirmed(graph, execute), **missing}
+
+
+def _unconfirmed(graph: Graph, execute: Execute) -> dict[str, str]:
+    """Kinds of which the compiler's rule did not hold for some op, each with what to say of it."""
+    texts: dict[str, str] = {}
+    tried: dict[str, str] = {}  # by the op in full, what stood against its rule
+    for outer, op, tensors in _with_bodies(graph):
+        if given_rule(op) is None or op.attrs.get(MARK) or {outer, op.kind} & {*registered_kinds()}:
+            continue
+        full = _in_full(op, tensors)
+        if full not in tried:
+            verdict = try_rule(op, tensors, bind(op, tensors), execute)
+            tried[full] = "" if verdict.holds else verdict.reason or "it cannot be run"
+        if tried[full] and outer not in texts:
+            operands, results = ([tensors[n] for n in names] for names in (op.inputs, op.outputs))
+            texts[outer] = (
+                f"the rule that JAX's compiler gives, {op.attrs[RULE]!r}, was run on drawn numbers "
+                f"and not confirmed: {tried[full]}. So {no_rule(op, operands, results)}"
+            )
+    return texts
+
+
+def _with_bodies(graph: Graph) -> Iterator[tuple[str, Op, Mapping[str, Tensor]]]:
+    """The ops of ``graph`` and of the graphs that stand among the attrs of some, each with the kind
+    of the op of ``graph`` that it belongs to."""
+    for op, tensors in _ops(graph):
+        yield op.kind, op, tensors
+        for body in bodies_in(op):
+            for _, inner, around in _with_bodies(body):
+                yield op.kind, inner, around
 
 
 def check_registered(graph: Graph, execute: Execute) -> list[str]:
@@ -129,10 +163,15 @@ def _distinct(places: Sequence[Place]) -> list[Place]:
     """Ops that differ in their settings, their tensors or the flow of gradients, each once."""
     seen: dict[str, Place] = {}
     for op, tensors in places:
-        named = [tensors[n] for n in (*op.inputs, *op.outputs)]
-        key = repr((dict(op.attrs), [(t.shape, t.dtype, t.differentiable) for t in named]))
-        seen.setdefault(key, (op, tensors))
+        seen.setdefault(_in_full(op, tensors), (op, tensors))
     return list(seen.values())
+
+
+def _in_full(op: Op, tensors: Mapping[str, Tensor]) -> str:
+    """What its trial hangs on."""
+    named = [tensors[n] for n in (*op.inputs, *op.outputs)]
+    shown = [(t.shape, t.dtype, t.differentiable) for t in named]
+    return repr((op.kind, dict(op.attrs), shown))
 
 
 def _ops(graph: Graph) -> Iterator[Place]:

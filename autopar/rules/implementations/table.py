@@ -148,7 +148,7 @@ TABLE: Mapping[str, Implementation] = MappingProxyType(
             alone=True,
         ),
         LOCAL_GROUPS: Implementation(
-            "the groups of its piece, whose number is a local one", {"pytorch": ()}
+            "the groups of its piece, whose number is a local one", {"pytorch": (), "jax": ()}
         ),
         LOCAL_REPEATS: Implementation(
             "repeats of its piece, whose number is a local one", {"pytorch": ()}

@@ -1,0 +1,34 @@
+"""Branches and loops: ops that run one of a few graphs, which stand among their attrs as text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from autopar.nouns.graph import Graph, Op, Tensor
+from autopar.nouns.kinds import BODIES, LOOP, OWN_DERIVATIVE, TAKES
+from autopar.nouns.text.graph import from_text
+from autopar.rules.composite import Body, Indices, indices_of_bodies
+from autopar.rules.own_functions import FUNCTION
+
+
+def bodies_of(op: Op) -> tuple[Body, ...]:
+    """The bodies of a branch or a loop; none of any other op."""
+    graphs = map(from_text, op.attrs.get(BODIES, ()))
+    return tuple(
+        Body(graph, tuple(takes), op.kind != LOOP or i > 0)
+        for i, (graph, takes) in enumerate(zip(graphs, op.attrs.get(TAKES, ()), strict=True))
+    )
+
+
+def bodies_in(op: Op) -> tuple[Graph, ...]:
+    """Every graph among the attrs of a branch, a loop, or a function of JAX with a derivative of
+    its own."""
+    texts = list(op.attrs.get(BODIES, ()))
+    if op.kind.startswith(OWN_DERIVATIVE) and FUNCTION not in op.attrs:
+        texts += [op.attrs[side] for side in ("forward", "backward") if side in op.attrs]
+    return tuple(map(from_text, texts))
+
+
+def body_indices(op: Op, tensors: Mapping[str, Tensor]) -> Indices:
+    """What its bodies pair. Raises `UnruledOp` for an op in one that has no rule."""
+    return indices_of_bodies(op, tensors, bodies_of(op))
