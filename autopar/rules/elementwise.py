@@ -165,7 +165,7 @@ ELEMENTWISE: Mapping[str, Rule | RuleMaker] = {
     **dict.fromkeys(("jax::expm1", "jax::tan"), _one("y", flops=TRANSCENDENTAL)),
     "jax::atan2": Rule(_text(2), saves=(0, 1), flops=TRANSCENDENTAL, backward=2.0),
     **dict.fromkeys(
-        ("jax::igamma", "jax::igammac", "jax::polygamma", "jax::zeta"),
+        ("jax::igamma", "jax::igammac"),
         Rule(_text(2), saves=(0, 1), flops=TRANSCENDENTAL, backward=2.0),
     ),
     "jax::clamp": Rule(_text(3), saves=(0, 1, 2)),

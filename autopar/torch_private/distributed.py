@@ -4,25 +4,13 @@ import ctypes
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.distributed_c10d import (  # type: ignore[attr-defined]
-    _resolve_process_group,
-    _world,
-)
+from torch.distributed.distributed_c10d import _resolve_process_group  # type: ignore[attr-defined]
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 resolve_group = _resolve_process_group  # a process group by its name
-
-
-def end_groups() -> None:
-    """Ends all process groups but that of all ranks, with their threads; no collective may be under
-    way. Every rank ends those that it is in."""
-    for group in [*_world.pg_map]:
-        if group is not dist.group.WORLD:
-            dist.destroy_process_group(group)
 
 
 def fsdp_post_backward(root: FSDPModule) -> None:

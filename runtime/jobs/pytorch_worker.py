@@ -27,7 +27,6 @@ from autopar.runtime.jobs.whereabouts import Whereabouts
 from autopar.runtime.pytorch.batches import global_batch
 from autopar.runtime.pytorch.routed_rows import noting
 from autopar.runtime.pytorch.training.load import leave, load, start
-from autopar.torch_private.distributed import end_groups
 
 MEMORY_IS = {
     "cpu": "resident memory of the fullest process at its peak",
@@ -108,7 +107,6 @@ def verify(options: dict[str, Any], results: Path) -> None:
     for folder in options["plans"]:
         _where.update(step=f"while verifying {folder}", plan=folder)
         verified.append(verification.verify(folder))
-        end_groups()  # hundreds of groups of the plans before would share the cores
     if not dist.is_initialized() or dist.get_rank() == 0:
         (results / "result.json").write_text(json.dumps(verified))
 

@@ -29,13 +29,14 @@ from autopar.runtime.pytorch import program as pytorch_program
 Shapes = tuple[tuple[int, ...], ...]
 
 IMAGE, QUERY = (4, 8, 6, 6), (2, 4, 8, 6)
+PLAIN = {"stride": (1, 1), "padding": ((0, 0), (0, 0)), "dilation": (1, 1)}
 OPS: tuple[tuple[str, dict[str, Any], Shapes, tuple[int, ...]], ...] = (
     ("embedding", {}, ((4,), (8, 6)), (4, 6)),
     ("cross_entropy", {"reduction": "mean"}, ((4, 8), (4,)), ()),
     ("mean", {"dims": (0,), "keepdim": False}, ((4, 8),), (8,)),
     ("batch_norm", {"training": True, "affine": False}, (IMAGE,), IMAGE),
     ("group_norm", {"groups": 4}, (IMAGE,), IMAGE),
-    ("conv", {"groups": 4}, (IMAGE, (8, 2, 1, 1)), IMAGE),
+    ("conv", {"groups": 4, **PLAIN}, (IMAGE, (8, 2, 1, 1)), IMAGE),
     ("attention", {"causal": True, "scale": None}, (QUERY,) * 3, QUERY),
     ("attention", {"causal": False, "scale": None}, (QUERY,) * 3, QUERY),
     ("repeat_heads", {"repeats": 4}, ((2, 1, 8, 6),), QUERY),
@@ -109,6 +110,8 @@ def test_a_call_says_how_it_runs_and_there_is_none_where_it_cannot(
             written(framework, lowered)
         assert no.value.instead == {"tp": "1"}
         return
+    if framework == "jax" and op.op.kind == "group_norm":
+        pytest.skip("JAX has its parts as ops")
     if lowered.order == "contiguous" and "order" in TABLE[name].calls[framework]:
         test_a_call_says_how_it_runs_and_there_is_none_where_it_cannot(
             name, replace(lowered, zigzag={}), framework

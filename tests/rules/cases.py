@@ -25,6 +25,8 @@ def build(kind: str, data: st.DataObject) -> Case:
 
 def _two(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
     shape = d.shape(1, 3)
+    if kind in ("jax::igamma", "jax::igammac"):  # no derivative by the first in torch
+        return (d.real(*shape, gradient=False), d.real(*shape)), {}
     if kind == "jax::atan2":
         return (d.real(*shape), d.real(*shape)), {}
     if kind in ("floor_divide", "jax::div"):  # no derivative in torch
@@ -592,7 +594,7 @@ def _cell(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
 
 _ARITHMETIC = (
     "add sub mul div pow maximum minimum remainder floor_divide eq ne lt le gt ge "
-    "jax::rem jax::div jax::atan2"
+    "jax::rem jax::div jax::atan2 jax::igamma jax::igammac"
 )
 _FUNCTIONS = (
     "neg exp log sqrt rsqrt tanh sigmoid relu gelu silu sin cos abs erf square softplus leaky_relu "

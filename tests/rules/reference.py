@@ -304,6 +304,8 @@ REFERENCE: Mapping[str, Reference] = {
     "jax::ceil": _one(torch.ceil),
     "jax::rint": _one(torch.round),
     "jax::atan2": _two(torch.atan2),
+    "jax::igamma": _two(torch.special.gammainc),
+    "jax::igammac": _two(torch.special.gammaincc),
     "jax::clamp": lambda c: torch.clamp(c.operands[1], c.operands[0], c.operands[2]),
     "jax::cbrt": _one(lambda x: x.pow(1 / 3)),
     "jax::erf_inv": _one(torch.erfinv),
