@@ -113,9 +113,13 @@ class Taught(nn.Module):
 
 
 def other(model):
-    return dataclasses.replace(alike, model=model)
+    return dataclasses.replace(
+        alike, model=model,
+        batch=lambda: {"x": torch.randn(32, 2, D), "ids": torch.zeros(32, 2, dtype=torch.long)},
+    )
 
 
+small = other(lambda: Model(False))
 woven, backwards = other(lambda: Woven(False)), other(lambda: Woven(True))
 taught_first, taught_last = other(lambda: Taught(False)), other(lambda: Taught(True))
 """
@@ -249,7 +253,7 @@ def test_programs_compute_the_same(where: Path) -> None:
             {"prefetch": "0", "model": "taught_last"},
         )
     ):
-        made = planned(where, fix.pop("model", "alike"), 450, **fix)
+        made = planned(where, fix.pop("model", "small"), 450, **fix)
         folders.append(where / f"plan{i}")
         plan_folder.write(folders[-1], plan_files(made, folders[-1])[0])
         assert (
