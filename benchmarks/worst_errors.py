@@ -6,10 +6,8 @@ import sys
 from collections.abc import Sequence
 
 from autopar.nouns.errors import UserError
-from autopar.runtime.jobs.launch import verify_many
+from autopar.runtime.jobs.launch import AT_ONCE, verify_many
 from autopar.runtime.verify.verified import VerifyResult
-
-AT_ONCE = 20
 
 
 def worst_errors(folders: Sequence[str]) -> dict[str, float]:

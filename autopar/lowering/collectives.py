@@ -220,7 +220,7 @@ def stored_parameters(
 ) -> Iterator[Stored]:
     """Each parameter of the unfolded model once, with its unit. ``prefetch``: of the plan."""
     yield from _stored(lowered, dtypes, "", "")
-    again = _gathered_again(lowered, prefetch in (None, USUAL))
+    again = gathered_again(lowered, prefetch in (None, USUAL))
     for name, body in lowered.blocks.items():
         block = lowered.graph.blocks[name]
         for instance in dict.fromkeys(block.instances):
@@ -229,7 +229,7 @@ def stored_parameters(
                 yield one if not unit or unit in again else replace(one, again=False)
 
 
-def _gathered_again(lowered: Lowered, by_itself: bool) -> set[str]:
+def gathered_again(lowered: Lowered, by_itself: bool) -> set[str]:
     """Units that FSDP2 gathers for backward too: those that have one, and ``by_itself`` what ran
     before such a one or before the root, which prefetches it without asking."""
     units = {unit for block in lowered.graph.blocks.values() for unit in block.units}

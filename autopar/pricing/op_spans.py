@@ -119,19 +119,11 @@ def _runs(lowered: Lowered, prices: Prices) -> Iterator[_Run | _Pieces]:
     """In the forward's order."""
     cut = _in_pieces(lowered, prices)
     beside = {op.op.name: one for one in cut.values() for op in one.site.products}
-    laid_out: set[str] = set()
     makes = {name for op in lowered.ops for name in op.op.outputs}
 
     def moved(name: str, steps: Sequence[Step], grad: bool, handed: bool) -> Iterator[_Run]:
-        one = cut.get(name)
-        if not steps or one is not None:
-            return
-        yield _resharded(lowered, prices, name, tuple(steps), grad, handed)
-
-    def once(one: _Pieces) -> Iterator[_Pieces]:
-        if one.site.key not in laid_out:
-            laid_out.add(one.site.key)
-            yield one
+        if steps and name not in cut:
+            yield _resharded(lowered, prices, name, tuple(steps), grad, handed)
 
     handed = prices.fusion.handed
     for name, value in lowered.tensors.items():
@@ -142,8 +134,10 @@ def _runs(lowered: Lowered, prices: Prices) -> Iterator[_Run | _Pieces]:
         for i, operand in enumerate(op.operands):
             is_handed = prices.fusion.takes(lowered.block, op.op, i)
             yield from moved(operand.name, operand.steps, operand.differentiable, is_handed)
-        if one := beside.get(op.op.name):
-            yield from once(one)
+        one = beside.get(op.op.name)
+        if one is not None:
+            if op.op.name == one.site.products[0].op.name:  # all of its layers at once
+                yield one
         elif op.bound is not None:
             yield from _ran(op, lowered, prices)
         for name in op.op.outputs:

@@ -64,9 +64,11 @@ class StageTime:
 
 @dataclass(frozen=True, slots=True)
 class _Unit(UnitTime):
-    """A unit under a policy; ``unit``: its own figures."""
+    """A unit under a policy; ``unit``: its own figures; ``reduce_last_s``: of its gradients, what
+    is reduced in the last microbatch alone."""
 
     unit: Unit
+    reduce_last_s: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,15 +22,13 @@ Note = Callable[[Work, int, float, float], None]
 @dataclass(frozen=True, slots=True)
 class UnitTime:
     """Seconds of a unit. ``gather_s``, ``regather_s``: of its parameters, before its forward and
-    its backward; ``reduce_s``: of its gradients, in every microbatch; ``reduce_last_s``: in the
-    last one alone."""
+    its backward; ``reduce_s``: of its gradients, in every microbatch."""
 
     forward_s: Number
     backward_s: Number
     gather_s: float
     regather_s: float
     reduce_s: float
-    reduce_last_s: float
 
 
 def play(

@@ -68,14 +68,21 @@ def indices_of(forward: Graph, backward: Graph, gradients: Sequence[int]) -> Ind
     return finder.indices(finder.of_a_derivative, backward)
 
 
+def own_names(op: Op) -> tuple[str, ...]:
+    """What operands and results of a branch or a loop are called among its `Indices`."""
+    operands = (f"x{i}" for i in range(len(op.inputs)))
+    return (*operands, *(f"y{i}" for i in range(len(op.outputs))))
+
+
 def indices_of_bodies(op: Op, tensors: Mapping[str, Tensor], bodies: Sequence[Body]) -> Indices:
     """The indices of a branch or a loop, its own tensors those of the side ``forward``, those of
     body i of side ``i``. Raises `UnruledOp` for an op in a body without a rule."""
-    operands, results = (
-        {f"{letter}{i}": replace(tensors[n], name=f"{letter}{i}") for i, n in enumerate(names)}
-        for letter, names in (("x", op.inputs), ("y", op.outputs))
-    )
-    own = Graph({**operands, **results}, (), tuple(operands), tuple(results))
+    names, count = own_names(op), len(op.inputs)
+    own_tensors = {
+        name: replace(tensors[given], name=name)
+        for name, given in zip(names, (*op.inputs, *op.outputs), strict=True)
+    }
+    own = Graph(own_tensors, (), names[:count], names[count:])
     sides = {str(i): body.graph for i, body in enumerate(bodies)}
     finder = _Finder({"forward": own, **sides}, ())
     finder.ungraded = frozenset(f"y{i}" for i in op.attrs[UNGRADED])

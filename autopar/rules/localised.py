@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,9 +10,11 @@ from autopar.nouns.graph import Graph, Op, Tensor
 from autopar.nouns.kinds import BODIES
 from autopar.nouns.text.graph import from_text, to_text
 from autopar.rules.bodies import bodies_of, body_indices
-from autopar.rules.composite import Indices, indices_of
+from autopar.rules.composite import Indices, indices_of, own_names
 
 SIDES = ("forward", "backward")
+Pieces = Callable[[str, int], int]
+"""Into how many pieces a dim of a tensor is split."""
 
 
 def localised(graph: Graph, side: str, indices: Indices, ways: Mapping[str, int]) -> Graph:
@@ -38,14 +40,12 @@ def localised(graph: Graph, side: str, indices: Indices, ways: Mapping[str, int]
     )
 
 
-def _inside(op: Op, tensors: Mapping[str, Tensor], pieces: Any) -> dict[str, Any]:
+def _inside(op: Op, tensors: Mapping[str, Tensor], pieces: Pieces) -> dict[str, Any]:
     """The attrs of a composite op that hold graphs, on the same pieces."""
     places = [(n, d) for n in (*op.inputs, *op.outputs) for d in range(len(tensors[n].shape))]
     if BODIES in op.attrs:
         indices, bodies = body_indices(op, tensors), bodies_of(op)
-        names = [*(f"x{i}" for i in range(len(op.inputs)))]
-        names += [f"y{i}" for i in range(len(op.outputs))]
-        ways = dict(_ways(op, names, places, indices, pieces))
+        ways = dict(_ways(op, own_names(op), places, indices, pieces))
         graphs = (localised(b.graph, str(i), indices, ways) for i, b in enumerate(bodies))
         return {BODIES: tuple(map(to_text, graphs))}
     if isinstance(op.attrs.get("forward"), str) and "gradients" in op.attrs:
@@ -58,7 +58,11 @@ def _inside(op: Op, tensors: Mapping[str, Tensor], pieces: Any) -> dict[str, Any
 
 
 def _ways(
-    op: Op, names: Sequence[str], places: Sequence[tuple[str, int]], indices: Indices, pieces: Any
+    op: Op,
+    names: Sequence[str],
+    places: Sequence[tuple[str, int]],
+    indices: Indices,
+    pieces: Pieces,
 ) -> Iterator[tuple[str, int]]:
     own = dict(zip((*op.inputs, *op.outputs), names, strict=True))
     for name, d in places:

@@ -25,13 +25,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from autopar.runtime.jobs.launch import AT_ONCE
 from benchmarks.figures import Target, show
 from benchmarks.in_processes import each
 from benchmarks.spellings.every import every
 from benchmarks.spellings.kept import Kept, kept_in
 from benchmarks.spellings.planned import LAYOUTS, Outcome, outcomes
 from benchmarks.spellings.refusals import REFUSALS
-from benchmarks.worst_errors import AT_ONCE, worst_errors
+from benchmarks.worst_errors import worst_errors
 
 FIRST = Path(__file__).with_name("first_run.json")
 """What became of the plans of each thing when the corpus was run for the first time."""

@@ -31,6 +31,14 @@ from tests.jax import models
 CLUSTER = Path(__file__).parents[2] / "examples" / "clusters" / "h100_8.yaml"
 
 
+LAYOUTS: Mapping[str, Mapping[str, str]] = {
+    "tp": {"dp_shard": "4", "tp": "2", "zero": "1"},
+    "dp": {"dp_replicate": "8"},
+    "ZeRO 3": {"dp_shard": "8", "zero": "3"},
+}
+"""For eight devices."""
+
+
 def workload(model: models.Model, **options: Any) -> Workload:
     """A workload with random initial parameters and batches that differ from step to step."""
     largest = 10 if "label" in model.batch else models.V

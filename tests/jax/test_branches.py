@@ -18,7 +18,7 @@ from autopar.planner.ask.unruled import check_allowed, unruled
 from autopar.rules.registry import UnruledOp, bind
 from autopar.runtime.verify.verified import TOLERANCE
 from tests.jax import models
-from tests.jax.planned import made_of
+from tests.jax.planned import LAYOUTS, made_of
 from tests.jax.test_capture import equal
 
 Form = Callable[[Any, Any], Any]
@@ -99,11 +99,6 @@ FORMS: dict[str, tuple[Form, str]] = {
 }
 PARAMS = {"a": models.shape(8, 8), "b": models.shape(8, 8)}
 BATCH = {"x": models.shape(8, 6, 8)}
-LAYOUTS = {
-    "tp": {"dp_shard": "4", "tp": "2", "zero": "1"},
-    "dp": {"dp_replicate": "8"},
-    "ZeRO 3": {"dp_shard": "8", "zero": "3"},
-}
 
 
 def _loss(form: Form) -> Callable[[Any, Any], Any]:

@@ -18,7 +18,7 @@ from autopar.nouns.text.graph import from_text, to_text
 from autopar.rules.registry import bind
 from autopar.runtime.verify.verified import TOLERANCE
 from tests.jax import models
-from tests.jax.planned import made_of
+from tests.jax.planned import LAYOUTS, made_of
 from tests.jax.test_capture import equal
 
 
@@ -108,11 +108,6 @@ FORMS: dict[str, Callable[[Any], Any]] = {
 }
 PARAMS = {"a": models.shape(8, 8), "b": models.shape(8, 8)}
 BATCH = {"x": models.shape(8, 6, 8)}
-LAYOUTS = {
-    "tp": {"dp_shard": "4", "tp": "2", "zero": "1"},
-    "dp": {"dp_replicate": "8"},
-    "ZeRO 3": {"dp_shard": "8", "zero": "3"},
-}
 EVERYWHERE = ("lax.scatter_add(", "jnp.zeros(", "lax.dynamic_update_slice_in_dim(", "lax.gather(")
 
 

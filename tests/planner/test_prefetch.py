@@ -119,6 +119,21 @@ def other(model):
     )
 
 
+class Late(nn.Module):
+    # The first layers are frozen, and lie on a stage of their own.
+
+    def __init__(self):
+        super().__init__()
+        self.b = nn.ModuleList(Small() for _ in range(4)).requires_grad_(False)
+        self.a = nn.ModuleList(Small() for _ in range(4))
+
+    def forward(self, x, ids):
+        for layer in (*self.b, *self.a):
+            x = layer(x)
+        return x.square().mean()
+
+
+late = other(Late)
 small = other(lambda: Model(False))
 woven, backwards = other(lambda: Woven(False)), other(lambda: Woven(True))
 taught_first, taught_last = other(lambda: Taught(False)), other(lambda: Taught(True))
@@ -251,6 +266,7 @@ def test_programs_compute_the_same(where: Path) -> None:
             {"prefetch": "2", "model": "taught_first"},
             {"prefetch": "2", "model": "taught_last"},
             {"prefetch": "0", "model": "taught_last"},
+            {"prefetch": "2", "model": "late", "dp_shard": "2", "pp": "2", "schedule": "1f1b"},
         )
     ):
         made = planned(where, fix.pop("model", "small"), 450, **fix)

@@ -26,7 +26,7 @@ from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Spread, key
 from autopar.nouns.text.graph import from_text
 from autopar.rules.bodies import bodies_of, body_indices
-from autopar.rules.composite import Indices, indices_of
+from autopar.rules.composite import Indices, indices_of, own_names
 from autopar.rules.cut import BatchCut, Cut
 from autopar.rules.localised import localised
 
@@ -79,9 +79,7 @@ class _Functions:
         if not bodies:
             return
         indices = body_indices(op.op, lowered.graph.tensors)
-        names = [f"x{i}" for i in range(len(op.op.inputs))]
-        names += [f"y{i}" for i in range(len(op.op.outputs))]
-        ways = dict(_ways(op, lowered, names, indices))
+        ways = dict(_ways(op, lowered, own_names(op.op), indices))
         for i, each in enumerate(bodies):
             yield self._function(str(i), localised(each.graph, str(i), indices, ways), op)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from autopar.lowering.collectives import gathered_again
 from autopar.lowering.lowered import Lowered
 
 
@@ -12,10 +13,8 @@ def units_of(lowered: Lowered, in_order: bool) -> tuple[str, ...]:
     other members are named. ``in_order``: what is named is to follow the order of the calls, for
     which members of such a list may be named too.
     """
-    units = [name for block in lowered.graph.blocks.values() for name in block.units]
-    if in_order:
-        calls = (op.op.attrs["instance"] for op in lowered.ops if op.op.kind == "block")
-        units = [name for name in calls if name in units]
+    blocks = lowered.graph.blocks.values()
+    units = _called(lowered) if in_order else [name for block in blocks for name in block.units]
     lists = _lists(lowered, set(units))
     patterns = tuple(dict.fromkeys(_pattern(name, lists) for name in units))
     if in_order and [*_expanded(patterns, units)] != units:
@@ -25,15 +24,15 @@ def units_of(lowered: Lowered, in_order: bool) -> tuple[str, ...]:
 
 def forward_only(lowered: Lowered) -> tuple[str, ...]:
     """Units that no gradient passes, in the order of their calls."""
-    tensors = lowered.graph.tensors
+    passed = gathered_again(lowered, by_itself=False)
+    return tuple(name for name in _called(lowered) if name not in passed)
+
+
+def _called(lowered: Lowered) -> list[str]:
+    """Units in the order of their calls."""
     units = {name for block in lowered.graph.blocks.values() for name in block.units}
-    calls = (op.op for op in lowered.ops if op.op.kind == "block")
-    given = {op.attrs["instance"]: [tensors[name] for name in op.outputs] for op in calls}
-    return tuple(
-        name
-        for name, outputs in given.items()
-        if name in units and not any(tensor.differentiable for tensor in outputs)
-    )
+    calls = (op.op.attrs["instance"] for op in lowered.ops if op.op.kind == "block")
+    return [name for name in calls if name in units]
 
 
 def _lists(lowered: Lowered, units: set[str]) -> set[str]:

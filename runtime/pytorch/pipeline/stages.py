@@ -283,13 +283,16 @@ def _with(microbatches: Sequence[Mapping[str, Any]], more: Mapping[str, Any]) ->
 
 def _stored(stage: Stage, ranks: Ranks, settings: Settings) -> Storage:
     module = stage.module()
+
+    def here(patterns: Sequence[str]) -> tuple[str, ...]:
+        return tuple(pattern for pattern in patterns if has_units(module, pattern))
+
     own = replace(
         settings,
         zero=settings.zero if stage.zero is None else stage.zero,
         recompute=settings.recompute if stage.recompute is None else stage.recompute,
-        units=stage.units
-        if stage.units is not None
-        else tuple(p for p in settings.units if has_units(module, p)),
+        units=here(settings.units) if stage.units is None else stage.units,
+        forward_only=here(settings.forward_only),
     )
     # nothing here writes to a stage's outputs, of which views are as good as others
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
