@@ -26,9 +26,8 @@ LAYOUTS = {
     "tp": {"dp_shard": "2", "tp": "2"},
 }
 LIMIT = 1e-9
-REFUSED = frozenset(
-    ("at.apply", "det", "fft", "rfft", "pairs as complex numbers")
-)  # complex numbers; a function inside of a scatter; a derivative that pairs all it has
+REFUSED = frozenset(("at.apply", "fft", "rfft", "pairs as complex numbers"))
+"""A function inside of a scatter, and complex numbers."""
 _MODEL = "from benchmarks.jax_forms import workload as of\n\nworkload = of({name!r})\n"
 
 
