@@ -100,15 +100,14 @@ def compared(case: Case) -> Compared:
     from autopar.emit.jax import emit
     from autopar.frontends.jax.capture import capture_workload
     from autopar.planner.planning import plan_captured
-    from autopar.runtime.jax.load import run_program
-    from autopar.runtime.jax.step import Step
+    from autopar.runtime.jax.programs import run_program, step_alone
 
     given = models()[case.model]()
     captured = capture_workload(given)
     fix = dict(part.split("=") for part in case.fix.split(","))
     planned = plan_captured(captured, given, roomy(), "benchmarks/jax_models.py:model", fix)
     text = emit(planned.lowered, planned.plan, captured)["model.py"]
-    step = Step(run_program(text), given)
+    step = step_alone(run_program(text), given)
     memory = step.step.lower(*step.shapes(given.batch())).compile().memory_analysis()
     made = memory.output_size_in_bytes - memory.alias_size_in_bytes
     xla = memory.argument_size_in_bytes + memory.temp_size_in_bytes + made

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from autopar.cli.commands import plan_files
+from autopar.cli.commands import write_plan as write_files
 from autopar.files.cluster_file import load_cluster
-from autopar.files.plan_folder import write
 from autopar.frontends.dispatch import capture
 from autopar.frontends.loading import load_workload
 from autopar.frontends.shared.captured import Captured
@@ -68,4 +68,4 @@ def write_plan(
 ) -> None:
     """Plans what was captured of the file ``model``, and writes it. Raises what planning does."""
     result = plan_captured(captured, workload, cluster, model, fix)
-    write(to, plan_files(result, to)[0])
+    write_files(result, to, plan_files(result, to)[0])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from benchmarks.planting import Case, Planted
+from benchmarks.planting import CARRIED, Case, Planted
 
 CASES: Mapping[str, Case] = {
     "jax gpt tp": Case("jax_gpt", {"tp": "2"}),
@@ -33,7 +33,8 @@ def _emission(name: str, case: str, where: str, old: str, new: str) -> Planted:
 
 
 def _runtime(name: str, case: str, where: str, old: str, new: str) -> Planted:
-    return Planted(name, "runtime", f"jax {case}", f"runtime.jax.{where}", old, new, planned=False)
+    place = f"{CARRIED}{where}"
+    return Planted(name, "runtime", f"jax {case}", place, old, new, planned=False)
 
 
 ERRORS: tuple[Planted, ...] = (
@@ -85,7 +86,7 @@ ERRORS: tuple[Planted, ...] = (
     _runtime("a unit's parameters are mixed up", "gpt zero 3",
         "units:_unit", "start += part.size", "start = part.size"),
     _runtime("a token sees those before it alone", "gpt tp",
-        "attention:_rows", "rows >= columns", "rows > columns"),
+        "attention_rows:_rows", "rows >= columns", "rows > columns"),
     _runtime("every rank updates the first piece", "gpt zero 1",
         "collectives:own_piece", "lax.axis_index(axis) * size", "0 * size"),
     _runtime("second moments are not corrected", "gpt zero 3",

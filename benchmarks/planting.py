@@ -11,6 +11,7 @@ import importlib
 import inspect
 import json
 import os
+import shutil
 import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -69,6 +70,27 @@ def plant(error: Planted) -> None:
     """Raises `CannotPlant` where the code is not what the error speaks of."""
     function = _function(error)
     function.__code__ = _replaced(error, function)
+
+
+CARRIED = "runtime.jax.parallel."
+"""Where the functions stand that JAX programs carry as text: an error goes into that."""
+
+
+def plant_in_program(error: Planted, plan: Path) -> None:
+    """Breaks the function in ``parallel.py`` of a plan. Raises `CannotPlant`."""
+    file = plan / "program" / "parallel.py"
+    text = file.read_text()
+    node: Any = ast.parse(text)
+    for part in error.where.partition(":")[2].split("."):
+        node = next((n for n in node.body if getattr(n, "name", None) == part), None)
+        if node is None:
+            raise CannotPlant(f"{error.name}: the program has no {error.where}")
+    lines = text.splitlines(keepends=True)
+    whole = "".join(lines[node.lineno - 1 : node.end_lineno])
+    if whole.count(error.old) != 1:
+        raise CannotPlant(f"{error.name}: {error.old!r} is not once in {file}")
+    lines[node.lineno - 1 : node.end_lineno] = [whole.replace(error.old, error.new)]
+    file.write_text("".join(lines))
 
 
 def check(error: Planted) -> None:
@@ -144,6 +166,11 @@ def judged(case: Case, error: Planted | None, folder: Path, scratch: Path) -> di
         failed = _in_a_fork(_plan, error, case, plan, scratch)
         if failed:
             return {"verdict": f"refused to plan: {failed}"}
+    if error is not None and error.where.startswith(CARRIED):
+        plan = scratch / "plan"
+        shutil.copytree(folder, plan)
+        plant_in_program(error, plan)
+        error = None
     failed = _in_a_fork(_VERIFY[case.framework], error, case, plan, scratch)
     result = scratch / "result.json"
     if not result.exists():

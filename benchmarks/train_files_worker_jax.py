@@ -1,64 +1,53 @@
-"""The process of `benchmarks.train_files` for JAX: `main` of ``train.py`` beside the trainer.
+"""The process of `benchmarks.train_files` for JAX: the trainer beside ``train.py`` alone.
 
     python -m benchmarks.train_files_worker_jax <folder with folders.json>
 
-As `benchmarks.train_files_worker`, in one process that sees all devices.
+``train.py`` runs in a process of its own without autopar, `benchmarks.train_alone`.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import pickle
+import subprocess
 import sys
-from contextlib import redirect_stdout
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from autopar.runtime.jax.load import load, read
-from autopar.runtime.jax.training import global_batch
-from autopar.runtime.shared.program_module import read_train
+from autopar.runtime.jax.load import load
+from autopar.runtime.shared.planned_batch import batch_of
 
 STEPS = 3
+ALONE = Path(__file__).with_name("train_alone.py")
 
 
-def compared(folder: str) -> str:
-    """What differs between `STEPS` steps of ``train.py`` and of the trainer."""
-    trainer, program = load(folder, check_model=False), read(folder, check_model=False)
-    stands = [_loss(trainer.step(global_batch(program, step))) for step in range(STEPS)]
-    module: Any = read_train(folder)
-    plain = module.Step
-    losses: list[float] = []
-    state: dict[str, Any] = {}
-
-    def recorded(*given: Any) -> Any:
-        made = plain(*given)
-        step = made.step
-
-        def with_loss(*given: Any) -> Any:
-            nonlocal state
-            state, loss, *rest = step(*given)
-            losses.append(_loss(loss))
-            return state, loss, *rest
-
-        made.step = with_loss
-        return made
-
-    module.Step = recorded
-    with redirect_stdout(StringIO()):
-        module.main(STEPS)
-    wanted, own = _held(trainer.state), _held(state)
-    differing = sorted(name for name in wanted.keys() | own.keys() if wanted[name] != own[name])
+def compared(folder: str, out: Path) -> str:
+    """What differs between `STEPS` steps of ``train.py`` and of the trainer, in this process."""
+    trainer = load(folder, check_model=False)
+    workload = trainer.workload
+    stands = [_loss(trainer.step(batch_of(workload, step))) for step in range(STEPS)]
+    wanted = _held(trainer.state)
+    given = [str(Path(folder) / "program"), str(STEPS), str(out)]
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [sys.executable, str(ALONE), *given]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, cwd=out.parent)
+    if done.returncode:
+        return f"train.py alone: {' '.join(done.stderr.split()[-40:])}"
+    losses, own = pickle.loads(out.read_bytes())
+    names = wanted.keys() | own.keys()
+    differing = sorted(name for name in names if wanted.get(name) != own.get(name))
     if stands != losses:
         differing.insert(0, f"losses {losses} for {stands}")
     return ", ".join(differing[:3])
 
 
-def _loss(made: Any) -> float:
+def _loss(made: Any) -> bytes:
     """Of a step's result, which is a pair where the loss function returns more."""
-    return float(made[0] if isinstance(made, tuple) else made)
+    return np.asarray(made[0] if isinstance(made, tuple) else made).tobytes()
 
 
 def _held(state: Any) -> dict[str, bytes]:
@@ -73,7 +62,8 @@ def _held(state: Any) -> dict[str, bytes]:
 def main() -> None:
     where = Path(sys.argv[1])
     folders = json.loads((where / "folders.json").read_text())
-    (where / "results.json").write_text(json.dumps({f: compared(f) for f in folders}))
+    results = {f: compared(f, where / "alone.pickle") for f in folders}
+    (where / "results.json").write_text(json.dumps(results))
 
 
 if __name__ == "__main__":

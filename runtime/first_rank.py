@@ -11,7 +11,7 @@ from pathlib import Path
 def first_rank_makes(make: Callable[[], Mapping[str, str]], folder: Path) -> None:
     """Calls ``make`` on the first rank alone while the others wait, however long that takes.
 
-    ``make`` writes ``folder`` and returns its files, relative path -> text.
+    ``make`` writes ``folder`` and returns its files, relative path -> content.
     A machine that does not share the file system gets a copy from its own first process. In a
     process without a job it is a plain call. Raises on every rank what ``make`` raised.
     """

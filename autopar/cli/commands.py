@@ -134,7 +134,8 @@ def plan_files(result: PlanResult, folder: str | Path) -> tuple[dict[str, str], 
     cluster_file = result.plan.cluster_file and plan_folder.relative(
         folder, result.plan.cluster_file
     )
-    program = {f"{plan_folder.PROGRAM}/{name}": text for name, text in _program(result).items()}
+    inside = {**_program(result), **_carried(result)}
+    program = {f"{plan_folder.PROGRAM}/{name}": text for name, text in inside.items()}
     files = {
         plan_folder.PLAN: to_json(
             replace(result.plan, workload=workload, cluster_file=cluster_file)
@@ -147,6 +148,18 @@ def plan_files(result: PlanResult, folder: str | Path) -> tuple[dict[str, str], 
         **program,
     }
     return files, time.process_time() - start
+
+
+def write_plan(result: PlanResult, folder: str | Path, files: Mapping[str, str]) -> None:
+    """Puts ``files`` of `plan_files` into ``folder``, with the arrays that a JAX program has beside
+    its code. Raises `PlanFolderError`."""
+    arrays: dict[str, bytes] = {}
+    if result.plan.framework == "jax":
+        from autopar.cli.carried import carried_arrays
+
+        arrays = carried_arrays(result.captured)
+    inside = {f"{plan_folder.PROGRAM}/{name}": content for name, content in arrays.items()}
+    plan_folder.write(folder, {**files, **inside})
 
 
 class StaleCluster(UserError):
@@ -305,11 +318,10 @@ def _program(result: PlanResult) -> dict[str, str]:
     """The program, tried. Raises `UserError` where it could not run."""
     if result.plan.framework == "jax":
         from autopar.emit.jax import emit as emit_jax
-        from autopar.runtime.shared.imported import imported
+        from autopar.runtime.jax.programs import import_all
 
         program = emit_jax(result.lowered, result.plan, result.captured)
-        for name, text in program.items():
-            imported(text, f"{plan_folder.PROGRAM}/{name}")
+        import_all(program)
         return program
     from autopar.emit.pytorch import emit
     from autopar.runtime.pytorch.dry_run import dry_run
@@ -320,6 +332,15 @@ def _program(result: PlanResult) -> dict[str, str]:
     dry_run(program[plan_folder.MODEL], model, result.captured.batch)
     imported(program[plan_folder.TRAIN], train)
     return program
+
+
+def _carried(result: PlanResult) -> dict[str, str]:
+    """The user's own files that a JAX program has beside its code."""
+    if result.plan.framework != "jax":
+        return {}
+    from autopar.cli.carried import carried_sources
+
+    return carried_sources(result.plan.workload)
 
 
 def _collectives(result: PlanResult, program: Mapping[str, str]) -> str:

@@ -67,7 +67,7 @@ def plan(
     autopar.Workload(...) take optimizer, learning_rate, clip_norm (largest
     gradient norm), precision (dtype of compute) and seed.
     """
-    from autopar.cli.commands import check_output, plan_files, search
+    from autopar.cli.commands import check_output, plan_files, search, write_plan
     from autopar.cli.instead import tried
     from autopar.files import plan_folder
     from autopar.nouns.layout import pairs_of
@@ -110,7 +110,7 @@ def plan(
         raise tried(error, fixed, sketched) from None
     if trial is not None:
         files |= {plan_folder.TRIED: trial.to_json()}
-    plan_folder.write(output, files)
+    write_plan(result, output, files)
     _show_plan(result, emit_s, json, trial)
     progress(f"written to {output}/; next: autopar run {output}, autopar verify {output}")
 

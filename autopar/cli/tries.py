@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from autopar.cli.commands import plan_files
+from autopar.cli.commands import plan_files, write_plan
 from autopar.cli.progress import progress
 from autopar.files import plan_folder, whole_file
 from autopar.nouns.errors import UserError
@@ -91,7 +91,7 @@ def tune(folder: Path, several: int, search: Search, profile: Path | None) -> Tr
         whole_file.write(folder / plan_folder.TRIED, trial.to_json())
         return trial
     files, _ = plan_files(trial.other, folder)
-    plan_folder.write(folder, {**files, plan_folder.TRIED: trial.to_json()})
+    write_plan(trial.other, folder, {**files, plan_folder.TRIED: trial.to_json()})
     return trial
 
 
@@ -154,7 +154,7 @@ def _home(beside: Path) -> Iterator[Path]:
 
 def written(result: PlanResult, folder: Path) -> Path:
     files, _ = plan_files(result, folder)
-    plan_folder.write(folder, files)
+    write_plan(result, folder, files)
     return folder
 
 

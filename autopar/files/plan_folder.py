@@ -42,10 +42,12 @@ PROGRAM = "program"
 REPORT = "report.txt"
 TRIED = "tried.json"
 FAILURE = "failure.log"
-MODEL, TRAIN, SCHEDULE = "model.py", "train.py", "schedule.txt"
+MODEL, TRAIN, SCHEDULE, PARALLEL = "model.py", "train.py", "schedule.txt", "parallel.py"
 CODE = (MODEL, TRAIN)
 """The files of the program: what a rank computes forward, and a training step around it; a pipeline
-has the order of its actions beside them."""
+has the order of its actions beside them, a JAX program what the two stand on."""
+CARRIED = ("workload", "constants.npz", "draws.bin")
+"""What a JAX program needs to train where autopar is not: `autopar.cli.carried`."""
 OWN = frozenset(
     {PLAN, CLUSTER, GRAPH, BATCH, COLLECTIVES, PROGRAM, REPORT, TRIED, FAILURE, "__pycache__"}
 )
@@ -89,7 +91,7 @@ def _foreign(folder: Path) -> list[str]:
     there = sorted(entry.name for entry in folder.iterdir())
     if there and not _is_plan(folder):
         return there
-    code = (*CODE, SCHEDULE, "__pycache__")
+    code = (*CODE, SCHEDULE, PARALLEL, *CARRIED, "__pycache__")
     program = folder / PROGRAM
     inside = sorted(e.name for e in program.iterdir()) if program.is_dir() else []
     foreign = [name for name in there if name not in OWN | FORMER]
@@ -119,8 +121,8 @@ def _edited(folder: Path) -> list[str]:
     return [name for name, was in there.items() if whole_folder.digest(was) != digests[name]]
 
 
-def write(folder: str | Path, files: Mapping[str, str]) -> None:
-    """Replace ``folder`` by ``files``, relative path -> text. Raises `PlanFolderError`."""
+def write(folder: str | Path, files: Mapping[str, str | bytes]) -> None:
+    """Replace ``folder`` by ``files``, relative path -> content. Raises `PlanFolderError`."""
     check_writable(folder)
     try:
         whole_folder.replace(folder, files)
@@ -150,6 +152,7 @@ def read_plan(folder: str | Path) -> Plan:
 def check_whole(folder: str | Path, plan: Plan) -> None:
     """Raises `PlanFolderError` where a file is missing that running or verifying ``plan`` reads."""
     code = (*CODE, SCHEDULE) if len(plan.stages) > 1 else CODE
+    code = (*code, PARALLEL) if plan.framework == "jax" else code
     names = (CLUSTER, GRAPH, BATCH, COLLECTIVES, *(f"{PROGRAM}/{file}" for file in code))
     missing = [name for name in names if not (Path(folder) / name).is_file()]
     if missing:

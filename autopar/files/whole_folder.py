@@ -27,20 +27,25 @@ def check_place(folder: str | Path, refusal: type[UserError]) -> bool:
     return place.is_dir()
 
 
-def same_files(folder: Path, files: Mapping[str, str]) -> bool:
-    """Whether each of ``files``, relative path -> text, is there as it is."""
-    return all(_text(folder / name) == text for name, text in files.items())
+def same_files(folder: Path, files: Mapping[str, str | bytes]) -> bool:
+    """Whether each of ``files``, relative path -> content, is there as it is."""
+    return all(_content(folder / name) == stored(content) for name, content in files.items())
 
 
-def _text(file: Path) -> str | None:
+def stored(content: str | bytes) -> bytes:
+    """What a file of ``content`` has in it."""
+    return content if isinstance(content, bytes) else content.encode()
+
+
+def _content(file: Path) -> bytes | None:
     try:
-        return file.read_text()
-    except (OSError, UnicodeDecodeError):
+        return file.read_bytes()
+    except OSError:
         return None
 
 
-def replace(folder: str | Path, files: Mapping[str, str]) -> None:
-    """Puts ``files``, relative path -> text, in the place of ``folder``. Raises `NotWritten`."""
+def replace(folder: str | Path, files: Mapping[str, str | bytes]) -> None:
+    """Puts ``files``, relative path -> content, in the place of ``folder``. Raises `NotWritten`."""
     target = Path(folder).resolve()
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -48,10 +53,10 @@ def replace(folder: str | Path, files: Mapping[str, str]) -> None:
     except OSError as error:
         raise NotWritten(f"cannot write {target}: {error.strerror}") from None
     try:
-        for name, text in files.items():
+        for name, content in files.items():
             file = new / name
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(text)
+            file.write_bytes(stored(content))
         new.chmod(0o777 & ~umask())
         if target.exists():
             old = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))

@@ -47,9 +47,8 @@ def plan(
 
     Raises `UserError`, on every rank.
     """
-    from autopar.cli.commands import check_output, plan_files, search
+    from autopar.cli.commands import check_output, plan_files, search, write_plan
     from autopar.cli.options import parse_imbalance, parse_style
-    from autopar.files import plan_folder
     from autopar.nouns.layout import pairs_of
     from autopar.script.workloads import given_workload
 
@@ -73,7 +72,7 @@ def plan(
             imbalance=parse_imbalance(None if expert_imbalance is None else str(expert_imbalance)),
         )
         files, _ = plan_files(result, target)
-        plan_folder.write(target, files)
+        write_plan(result, target, files)
         return files
 
     first_rank_makes(make, target)

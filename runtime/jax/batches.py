@@ -11,8 +11,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from autopar.frontends.jax.draws import Draws
 from autopar.nouns.batch import BatchEntry
-from autopar.runtime.jax.processes import put
-from autopar.runtime.jax.step import Array, Arrays, Step
+from autopar.runtime.jax.parallel import Array, Arrays, put
+from autopar.runtime.jax.step import Step
 from autopar.runtime.shared.planned_batch import check_batch, check_planned, is_planned
 
 

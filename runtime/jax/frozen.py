@@ -15,8 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from autopar.frontends.jax import paths_of
 from autopar.nouns.errors import UserError, did_you_mean
-from autopar.runtime.jax.layout import Layout
-from autopar.runtime.jax.processes import put
+from autopar.runtime.jax.parallel import Layout, put
 from autopar.runtime.jax.step import Step
 
 Tree = Any  # of arrays; None where a leaf is in the other part

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,7 +10,6 @@ from types import ModuleType
 from typing import Any
 
 import jax
-import numpy as np
 
 from autopar.files import plan_folder
 from autopar.frontends.jax import Captured, paths_of
@@ -23,29 +19,22 @@ from autopar.frontends.shared.captured import Aux
 from autopar.nouns.errors import UserError
 from autopar.nouns.plan import Plan
 from autopar.nouns.workload import Workload
-from autopar.runtime.jax import program as jax_program
 from autopar.runtime.jax.batches import Batches
 from autopar.runtime.jax.frozen import of_trained, parted
-from autopar.runtime.jax.layout import Layout, by_name
 from autopar.runtime.jax.own_loss import fields
 from autopar.runtime.jax.own_optimizer import OwnOptimizer
-from autopar.runtime.jax.step import Step
+from autopar.runtime.jax.parallel import Layout, by_name
+from autopar.runtime.jax.programs import read_program, read_step
 from autopar.runtime.jax.trainer import Trainer, stored
 from autopar.runtime.jax.user_tree import UserTree
-from autopar.runtime.shared import program_module
+from autopar.runtime.shared.planned_batch import batch_of
 from autopar.runtime.shared.planned_workload import workload_for
-from autopar.runtime.shared.program_module import read_train
 from autopar.runtime.shared.settings import (
     ProgramError,
-    check_settings,
     check_workload,
     tell_changes,
 )
 from autopar.runtime.shared.stale import changed_batch, check_fingerprint, check_tool
-
-
-class TooFewDevices(UserError):
-    """The plan is for more devices than jax sees."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +66,11 @@ class Program:
             return layout.gather_names(by_name(paths_of(tree), self.stacks))
 
         return make
+
+    def batch(self, number: int) -> Mapping[str, Any]:
+        """The global batch of a step, with the random numbers that its keys give."""
+        batch: Mapping[str, Any] = batch_of(self.workload, number)
+        return batch if self.draws is None else self.draws.drawn(batch)
 
 
 def read(
@@ -116,7 +110,7 @@ def load(
         params, held_back = parted(params, frozen)
         model = of_trained(model, held_back)
     program = read(folder, check_model, model, params)
-    step = Step(program.model, program.workload, read_train(folder))
+    step = read_step(folder, program.workload)
     init = program.workload.init
     assert init is not None
     shapes = jax.eval_shape(init, jax.random.key(program.workload.seed))
@@ -166,57 +160,3 @@ def check_arrays(params: Any, instead: str = FROM_LOAD) -> None:
         raise ProgramError(
             f"params: {odd!r} is a shape without numbers, which is enough to plan; {instead}"
         )
-
-
-def read_program(folder: str | Path, lift: str | None = None) -> ModuleType:
-    """Runs ``program/model.py`` of a plan folder; ``lift`` is for every float that it names."""
-    file = plan_folder.code_of(folder, plan_folder.MODEL)
-    module = run_program(file.read_text(), str(file), lift)
-    check_settings(plan_folder.read_plan(folder), module.MESH, module.SETTINGS)
-    return module
-
-
-@contextmanager
-def messages() -> Iterator[None]:
-    """A user's error ends the process with its message and exit code 2."""
-    try:
-        yield
-    except UserError as error:
-        print(f"autopar: {error}", file=sys.stderr)
-        sys.exit(2)
-
-
-def cpu_devices(count: int) -> None:
-    """Where jax sees CPUs alone, it sees so many of them; called before it sees any."""
-    if "--xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
-        jax.config.update("jax_num_cpu_devices", count)
-
-
-@contextmanager
-def lifted(dtype: str | None) -> Iterator[None]:
-    """Inside, programs that are read mean ``dtype`` by every float; None: what they say."""
-    names = ("FP32", "BF16", "FP16")
-    before = {name: getattr(jax_program, name) for name in names}
-    try:
-        for name in names if dtype is not None else ():
-            setattr(jax_program, name, np.dtype(dtype))
-        yield
-    finally:
-        for name, known in before.items():
-            setattr(jax_program, name, known)
-
-
-def run_program(text: str, file: str = "<program>", lift: str | None = None) -> ModuleType:
-    """Runs the text of a program as a module of its own, see `lifted`. Raises `TooFewDevices`."""
-    with lifted(lift):
-        module = program_module.run_program(text, file)
-    if not hasattr(module, "loss"):
-        raise ProgramError(f"{file} is no JAX program of autopar: it has no function `loss`")
-    needed, seen = int(np.prod([1, *module.MESH.values()])), jax.device_count()
-    if needed > seen:
-        raise TooFewDevices(
-            f"the plan is for {needed} devices, jax sees {seen}. On a CPU set "
-            f"XLA_FLAGS=--xla_force_host_platform_device_count={needed}, or use `autopar run`; "
-            "else plan for the devices there are"
-        )
-    return module

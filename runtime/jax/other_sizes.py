@@ -15,8 +15,8 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from autopar.nouns.batch import BatchEntry
-from autopar.runtime.jax.processes import put
-from autopar.runtime.jax.step import Array, Arrays, Step
+from autopar.runtime.jax.parallel import Array, Arrays, put
+from autopar.runtime.jax.step import Step
 from autopar.runtime.jax.user_tree import UserTree
 from autopar.runtime.shared.planned_batch import OtherBatch
 

@@ -20,8 +20,8 @@ from jax.sharding import Mesh, PartitionSpec
 
 from autopar.frontends.jax import paths_of
 from autopar.nouns.errors import UserError
+from autopar.runtime.jax.parallel import placed
 from autopar.runtime.jax.processes import owned
-from autopar.runtime.jax.step import placed
 from autopar.runtime.jax.user_tree import Tree, UserTree
 
 Array = Any

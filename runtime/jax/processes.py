@@ -16,8 +16,9 @@ from jax.experimental import multihost_utils
 
 from autopar.files import plan_folder
 from autopar.files.whole_folder import same_files
-from autopar.frontends.jax import is_key
 from autopar.nouns.errors import UserError
+from autopar.runtime.jax.parallel import put
+from autopar.runtime.jax.parallel.placing import is_key
 
 Made = TypeVar("Made")
 
@@ -53,22 +54,6 @@ def together(do: Callable[[], Made]) -> Made:
     if at is not None:
         raise ProcessFailed(f"process {at} failed: {every[at]}")
     return made
-
-
-def put(tree: Any, shardings: Any) -> Any:
-    """`jax.device_put` of arrays that every process has whole."""
-    if jax.process_count() == 1:
-        return jax.device_put(tree, shardings)
-
-    def one(array: Any, sharding: Any) -> Any:
-        if is_key(array):
-            data = one(jax.random.key_data(array), sharding)
-            return jax.random.wrap_key_data(data, impl=jax.random.key_impl(array))
-        whole = np.asarray(array)
-        whole = whole.astype(jax.dtypes.canonicalize_dtype(whole.dtype))
-        return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
-
-    return jax.tree.map(one, tree, shardings)
 
 
 def owned(tree: Any, shardings: Any) -> Any:

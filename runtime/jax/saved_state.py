@@ -15,8 +15,8 @@ import jax
 from autopar.frontends.jax import is_key, paths_of
 from autopar.runtime.jax.checkpoint import Piece, Whole, layers_of, pieces_of
 from autopar.runtime.jax.own_optimizer import OwnOptimizer
-from autopar.runtime.jax.processes import put
-from autopar.runtime.jax.step import State, Step, placed
+from autopar.runtime.jax.parallel import State, placed, put
+from autopar.runtime.jax.step import Step
 
 _OWN = "optimizer"
 """Before the names of an own optimizer's state."""

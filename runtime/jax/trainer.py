@@ -16,16 +16,17 @@ from jax.sharding import PartitionSpec
 from autopar.frontends.jax import paths_of
 from autopar.frontends.shared.captured import Aux
 from autopar.nouns.workload import Workload
-from autopar.runtime.jax import checkpoint, loss_scale
+from autopar.runtime.jax import checkpoint
+from autopar.runtime.jax.aux_tree import tree_of
 from autopar.runtime.jax.batches import Batches
 from autopar.runtime.jax.frozen import held_by, joined, without
-from autopar.runtime.jax.layout import by_name
 from autopar.runtime.jax.other_sizes import any_size, placed_batch
-from autopar.runtime.jax.outputs import Outputs, tree_of
 from autopar.runtime.jax.own_optimizer import OwnOptimizer, norm_of
-from autopar.runtime.jax.processes import owned, put, texts
+from autopar.runtime.jax.parallel import Array, Arrays, Outputs, State, by_name, placed, put
+from autopar.runtime.jax.parallel.loss_scale import next_scale, overflowed, scaled_norm, settled
+from autopar.runtime.jax.processes import owned, texts
 from autopar.runtime.jax.saved_state import SavedState
-from autopar.runtime.jax.step import Array, Arrays, State, Step, held, placed
+from autopar.runtime.jax.step import Step, held
 from autopar.runtime.jax.user_tree import Tree, UserTree
 from autopar.runtime.shared.keeping import Keeping
 from autopar.runtime.shared.kept_checkpoints import (
@@ -308,7 +309,7 @@ class Trainer:
 
     @property
     def _splits_parameters(self) -> bool:
-        return self.compiled.layout.settings.split.parameters
+        return self.compiled.layout.splits_parameters
 
     def _before(self) -> tuple[Any, ...]:
         return (self.state,) if self.optimizer is None else (self.state, self._opt_state)
@@ -341,10 +342,10 @@ class Trainer:
         params, opt = self.optimizer.updated(state["params"], opt, gradients, loss)
         state = {**state, "params": params, "step": state["step"] + 1}
         if self.compiled.scales:
-            overflow = loss_scale.overflowed(gradients)
-            state, opt = loss_scale.settled(overflow, (before, kept), (state, opt))
-            state["scale"] = loss_scale.stepped(before["scale"], overflow)
-            norm = loss_scale.norm_of(overflow, norm, largest)
+            overflow = overflowed(gradients)
+            state, opt = settled(overflow, (before, kept), (state, opt))
+            state["scale"] = next_scale(before["scale"], overflow)
+            norm = scaled_norm(overflow, norm, largest)
         return state, opt, norm
 
     def _once(self, name: str, make: Any) -> Any:
@@ -378,7 +379,7 @@ def stored(step: Step, tree: UserTree, given: Tree) -> dict[str, Any]:
     rest = {key: spec for key, spec in specs.items() if key not in direct}
     if not rest:
         return made
-    cut = step.layout.settings.split.parameters
+    cut = step.layout.splits_parameters
     lying = {path: tree.spec(path, cut) for path in named if path not in direct}
 
     def make(given: Arrays) -> dict[str, Any]:  # casts and stacks, so XLA makes new arrays

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from autopar.frontends.jax import paths_of
-from autopar.runtime.jax.layout import Layout, Leaf, by_name
+from autopar.runtime.jax.parallel import Layout, Leaf, by_name
 from autopar.runtime.shared.settings import ProgramError
 
 Tree = Any  # the user's, of arrays

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from autopar.runtime.jax.load import load, read
-from autopar.runtime.jax.training import global_batch
 from autopar.runtime.rehearsal.findings import Finding
 from autopar.runtime.rehearsal.rehearse import PLATFORMS
 
@@ -24,7 +23,7 @@ def findings(folder: str) -> list[Finding]:
     program = read(folder, check_model=False)
     trainer = load(folder, check_model=False)
     step = trainer.compiled
-    state, batch = trainer.state, step.cut(global_batch(program, 0))
+    state, batch = trainer.state, step.cut(program.batch(0))
     made = []
     for platform in PLATFORMS:
         try:

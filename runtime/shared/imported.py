@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import ModuleType
 
 from autopar.nouns.errors import UserError
@@ -20,13 +23,28 @@ def imported(text: str, file: str) -> ModuleType:
     module = ModuleType(file.rpartition("/")[2].removesuffix(".py"))
     module.__file__ = file
     try:
-        exec(compile(text, file, "exec"), module.__dict__)
+        with importable(module.__name__, module):  # where dataclasses look it up
+            exec(compile(text, file, "exec"), module.__dict__)
     except SyntaxError as error:
         line = (error.text or "").strip()
         raise broken(f"{file}:{error.lineno}: {error.msg}: {line}") from error
     except Exception as error:  # whatever its imports and declarations can raise
         raise failed(error, text, file) from error
     return module
+
+
+@contextmanager
+def importable(name: str, module: ModuleType) -> Iterator[None]:
+    """Inside, ``name`` is ``module``, and no other that has it."""
+    before = sys.modules.get(name)
+    sys.modules[name] = module
+    try:
+        yield
+    finally:
+        if before is None:
+            del sys.modules[name]
+        else:
+            sys.modules[name] = before
 
 
 def failed(error: Exception, text: str, file: str) -> BrokenProgram:

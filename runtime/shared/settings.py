@@ -98,6 +98,7 @@ def check_settings(plan: Plan, mesh: Mapping[str, int], settings: Settings) -> N
 
     mesh: the program's ``MESH``.
     """
+    usual = Settings()  # of what a JAX program does not have
     planned, own = plan.program_mesh, Mesh(tuple(mesh), tuple(mesh.values())).trimmed()
     differing = [("the mesh", str(planned), str(own))] if planned != own else []
     decided = {
@@ -112,8 +113,9 @@ def check_settings(plan: Plan, mesh: Mapping[str, int], settings: Settings) -> N
         "bucket_mib": str(None if plan.bucket_bytes is None else plan.bucket_bytes // MIB),
     }
     for name, there in decided.items():
-        if there != str(getattr(settings, name)):
-            differing.append((name, there, str(getattr(settings, name))))
+        here = str(getattr(settings, name, getattr(usual, name)))
+        if there != here:
+            differing.append((name, there, here))
     if any(stage.spread for stage in plan.stages):
         differing.append(("the number of spreads", str(len(plan.spreads)), "1"))
     if differing:

@@ -24,7 +24,7 @@ from autopar.nouns.plan import Spread
 from autopar.rules.cut import BatchCut, Cut
 from autopar.rules.implementations.table import TABLE
 from autopar.rules.registry import bind
-from autopar.runtime.jax import program as jax_program
+from autopar.runtime.jax import parallel as jax_program
 from autopar.runtime.pytorch import program as pytorch_program
 
 Shapes = tuple[tuple[int, ...], ...]

@@ -15,7 +15,7 @@ import pytest
 from autopar.emit.jax import train as jax_train
 from autopar.emit.pytorch import train as torch_train
 from autopar.nouns.mesh import Mesh
-from autopar.runtime.jax import training as jax_training
+from autopar.runtime.jax import parallel as jax_training
 from autopar.runtime.pytorch import training as torch_training
 
 Choice = tuple[str, int, int, float | None]
@@ -76,7 +76,9 @@ def test_formatter_and_linter_have_nothing_to_say(tmp_path: Path) -> None:
 def test_what_it_imports_is_there(training: object, text: Callable[[Choice], str]) -> None:
     for choice in CHOICES:
         for node in ast.walk(ast.parse(text(choice))):
-            if isinstance(node, ast.ImportFrom) and str(node.module).endswith(".training"):
+            if isinstance(node, ast.ImportFrom) and str(node.module).endswith(
+                (".training", "parallel")
+            ):
                 assert all(hasattr(training, alias.name) for alias in node.names)
 
 

@@ -18,7 +18,7 @@ from autopar.files.plan_folder import PlanFolderError, check_whole, read_plan, w
 from autopar.frontends.loading import load_workload
 from autopar.nouns.plan import Stage, to_json
 from autopar.planner import plan
-from autopar.runtime.jax.load import read_program as read_jax_program
+from autopar.runtime.jax.programs import read_program as read_jax_program
 from autopar.runtime.pytorch.training.load import read_program
 from autopar.runtime.shared.settings import ProgramError
 from tests import plans
@@ -198,6 +198,9 @@ def test_part_of_a_folder(copy: Path, name: str) -> None:
 
 def test_a_plan_of_the_other_framework(copy: Path) -> None:
     edit(copy, framework="jax")
+    with pytest.raises(PlanFolderError, match=r"parallel\.py is missing"):
+        read_jax_program(copy)
+    (copy / "program" / "parallel.py").write_text("")
     with pytest.raises(ProgramError, match=r"model\.py is no JAX program of autopar"):
         read_jax_program(copy)
     file = copy / "program" / "model.py"

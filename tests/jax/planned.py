@@ -20,9 +20,8 @@ from autopar.lowering.collectives import Row, priced_collectives
 from autopar.nouns.plan import Plan
 from autopar.nouns.workload import Workload
 from autopar.planner.planning import Options, PlanResult, plan_captured
-from autopar.runtime.jax.layout import by_name
-from autopar.runtime.jax.load import run_program
-from autopar.runtime.jax.step import Step
+from autopar.runtime.jax.parallel import by_name
+from autopar.runtime.jax.programs import run_program, step_alone
 from autopar.runtime.verify.jax import counting
 from autopar.runtime.verify.jax import verify as jax_verify
 from autopar.runtime.verify.verified import Errors
@@ -99,7 +98,7 @@ class Made:
             if right is None or options != self.options:
                 right = jax_verify.reference(self.workload, tree, batches, self.captured.stacks)
                 _references[key] = (self.options, right)
-            step = Step(self.program("float64"), self.workload)
+            step = step_alone(self.program("float64"), self.workload)
             function = jax_verify.compiled(step, step.watched, given[0], wide=True)
             named = by_name(paths_of(wide), self.captured.stacks)
             named |= jax_verify.wide_constants(self.captured)

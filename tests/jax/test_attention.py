@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from autopar.runtime.jax import attention as jax_attention
-from autopar.runtime.jax.attention import attention
+from autopar.runtime.jax.parallel import attention_rows as jax_attention
+from autopar.runtime.jax.parallel.attention_rows import attention
 
 B, H, S, D = 2, 4, 150, 8  # two blocks of rows and 22 rows more
 

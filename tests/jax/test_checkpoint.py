@@ -17,8 +17,8 @@ import pytest
 from autopar.frontends.jax import paths_of
 from autopar.runtime.jax import checkpoint as jax_checkpoint
 from autopar.runtime.jax.batches import Batches
-from autopar.runtime.jax.layout import by_name
-from autopar.runtime.jax.step import Step
+from autopar.runtime.jax.parallel import by_name
+from autopar.runtime.jax.programs import step_alone
 from autopar.runtime.jax.trainer import Trainer
 from autopar.runtime.shared.checkpoint_folder import CheckpointError
 from autopar.runtime.shared.save_target import Saving
@@ -31,7 +31,7 @@ Arrays = dict[str, np.ndarray[Any, Any]]
 @pytest.fixture(scope="module")
 def trainer() -> Trainer:
     given = made("mlp", {"dp_replicate": "8"})
-    step = Step(given.program(), given.workload)
+    step = step_alone(given.program(), given.workload)
     assert given.workload.init is not None
     tree = given.workload.init(None)
     named = by_name(paths_of(tree), given.captured.stacks)

@@ -13,7 +13,7 @@ import pytest
 from jax.sharding import AxisType, PartitionSpec
 
 from autopar.lowering.collectives import Row
-from autopar.runtime.jax import collectives
+from autopar.runtime.jax.parallel import collectives
 from autopar.runtime.verify.jax import counting
 
 RANKS = 4

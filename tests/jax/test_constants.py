@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from autopar.frontends.jax.capture import capture
-from autopar.runtime.jax.step import Step
+from autopar.runtime.jax.programs import step_alone
 from autopar.runtime.shared.settings import changed_training
 from autopar.runtime.verify.collectives import differences
 from autopar.runtime.verify.verified import TOLERANCE
@@ -67,7 +67,7 @@ def test_frozen_base(how: str) -> None:
 def test_frozen_arrays_have_no_optimizer_state_and_stay_as_they_are() -> None:
     held = arrays()
     program = made_of("lora", lora(held), LAYOUTS["zero 3"])
-    step = Step(program.program(), program.workload)
+    step = step_alone(program.program(), program.workload)
     tree = program.workload.init(None)  # type: ignore[misc]
     state = step.initial(lambda: step.layout.gather_names(tree), program.captured.constants)
     assert set(state["params"]) == set(state["m"]) == {"a", "b"}

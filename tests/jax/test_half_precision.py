@@ -13,9 +13,9 @@ import pytest
 
 import autopar
 from autopar.nouns.workload import Workload
-from autopar.runtime.jax import loss_scale
-from autopar.runtime.jax.optimizer import SLOTS, optimizer_step
-from autopar.runtime.jax.step import Step
+from autopar.runtime.jax.parallel import loss_scale
+from autopar.runtime.jax.parallel.optimizer import SLOTS, optimizer_step
+from autopar.runtime.jax.programs import step_alone
 from autopar.runtime.verify.collectives import differences
 from autopar.runtime.verify.jax import verify as jax_verify
 from autopar.runtime.verify.verified import TOLERANCE, rounding_of
@@ -74,7 +74,7 @@ def test_parameters_in_bfloat16_train_and_are_verified() -> None:
     assert 'dtype="bfloat16"' in program.text
     errors, _ = program.exact()
     assert errors.largest <= TOLERANCE
-    step = Step(program.program(), program.workload)
+    step = step_alone(program.program(), program.workload)
     batches = [dict(program.workload.batch(i)) for i in range(jax_verify.STEPS)]
     function = jax_verify.compiled(step, step.watched, batches[0])
     tree = program.workload.init(None)  # type: ignore[misc]
@@ -92,7 +92,7 @@ def test_the_scale_halves_doubles_and_begins_again() -> None:
     """As that of PyTorch, whose numbers these are."""
     given = {"scale": jnp.float32(65536.0), "taken": jnp.int32(1997)}
     for overflow in (False, False, False, False, True, False):
-        given = loss_scale.stepped(given, jnp.array(overflow))
+        given = loss_scale.next_scale(given, jnp.array(overflow))
     assert (float(given["scale"]), int(given["taken"])) == (65536.0, 1)
 
 
@@ -143,7 +143,7 @@ def test_float16_is_verified_and_its_collectives_are_priced() -> None:
     )
     errors, _ = program.exact()
     assert errors.largest <= TOLERANCE
-    step = Step(program.program(), program.workload)
+    step = step_alone(program.program(), program.workload)
     moved = jax_verify.issued_collectives(step, dict(program.workload.batch(0)))
     assert [row.axis for row in moved if row.size_bytes == 4].count("dp_replicate+dp_shard+tp") == 1
     assert differences(program.priced(), moved) == []

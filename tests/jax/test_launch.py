@@ -8,9 +8,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import jax
 import pytest
 
 from autopar.cli.commands import plan_files
@@ -19,8 +17,8 @@ from autopar.frontends.jax.capture import capture_workload
 from autopar.frontends.loading import load_workload
 from autopar.nouns.errors import UserError
 from autopar.planner import plan
-from autopar.runtime.jax import program as jax_program
-from autopar.runtime.jax.load import TooFewDevices, check_model_of, run_program
+from autopar.runtime.jax.load import check_model_of
+from autopar.runtime.jax.programs import TooFewDevices, run_program
 from autopar.runtime.jobs import jax_launch, launch
 from autopar.runtime.jobs.failures import RankFailed
 from autopar.runtime.jobs.machine import accelerators
@@ -141,27 +139,21 @@ def test_verify_sees_a_program_that_computes_something_else(model: Path) -> None
 
 @pytest.mark.parametrize("zero", ["1", "3"])
 def test_verify_names_what_differs_first_in_a_program_as_it_was_planned(
-    model: Path, monkeypatch: pytest.MonkeyPatch, zero: str
+    model: Path, zero: str
 ) -> None:
-    """The runtime's own mistakes are made here: one forward, one backward."""
+    """One mistake forward and one backward, in what the program stands on."""
     pins = {"tp": "2", "dp_shard": "4", "zero": zero, "microbatch": "2"}
     folder = folder_of(model, "plan", pins)
-    right = jax_program.all_reduce
-    monkeypatch.setattr(jax_program, "all_reduce", lambda x, axis: right(x, axis) * 2)
+    file = folder / "program" / "parallel.py"
+    text, right = file.read_text(), "return _pair(x, lambda x: lax.psum(x, axis), _same)"
+    assert text.count(right) == 1
+    file.write_text(text.replace(right, right.replace("psum(x, axis)", "psum(2 * x, axis)")))
     difference = jax_verify.verify(folder)["first_difference"]
     assert re.match(r"first difference: forward, \S+ .*model\.py:24\): value\[", difference)
-    assert "edited" not in difference
-    monkeypatch.setattr(jax_program, "all_reduce", lambda x, axis: _backward_twice(right(x, axis)))
+    assert re.search(r"parallel\.py is not the program of its plan\.json", difference)
+    file.write_text(text.replace(right, right.replace("_same)", "lambda g: 2 * g)")))
     difference = jax_verify.verify(folder)["first_difference"]
     assert re.match(r"first difference: backward, \S+ .*model\.py:24\): gradient\[", difference)
-
-
-def _unchanged(x: Any) -> Any:
-    return x
-
-
-_backward_twice = jax.custom_vjp(_unchanged)
-_backward_twice.defvjp(lambda x: (x, None), lambda _, g: (2 * g,))
 
 
 def test_a_model_that_has_changed_is_refused(model: Path) -> None:

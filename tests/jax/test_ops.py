@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from autopar.runtime.jax.ops import cross_entropy
+from autopar.runtime.jax.parallel.ops import cross_entropy
 
 
 @pytest.mark.parametrize(

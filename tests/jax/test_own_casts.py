@@ -12,7 +12,7 @@ import pytest
 from autopar.frontends.jax import capture
 from autopar.lowering.precision import at_precision
 from autopar.nouns.graph import Graph
-from autopar.runtime.jax.step import Step
+from autopar.runtime.jax.programs import step_alone
 from autopar.runtime.verify.collectives import differences
 from autopar.runtime.verify.jax import verify as jax_verify
 from autopar.runtime.verify.verified import TOLERANCE
@@ -163,7 +163,7 @@ def test_programs_cast_and_move_what_was_priced(name: str) -> None:
     assert ".astype(BF16)" in program.text
     errors, _ = program.exact()
     assert errors.largest <= TOLERANCE
-    step = Step(program.program(), program.workload)
+    step = step_alone(program.program(), program.workload)
     batches = [dict(program.workload.batch(i)) for i in range(jax_verify.STEPS)]
     moved = jax_verify.issued_collectives(step, batches[0])
     assert differences(program.priced(), moved) == []
@@ -173,7 +173,7 @@ def _value_of(function: Any, name: str) -> tuple[float, float]:
     """Of the loss: what a program in bfloat16 gives, and the function on arguments in bfloat16."""
     given = models.Model(function, {"w": models.shape(8)}, {"x": models.shape(8, 8)})
     program = made_of(name, given, {"dp_replicate": "8"}, precision="bfloat16")
-    step = Step(program.program(), program.workload)
+    step = step_alone(program.program(), program.workload)
     batch = dict(program.workload.batch(0))
     params = program.workload.init(None)  # type: ignore[misc]
     low = jax.tree.map(lambda a: jnp.asarray(a, jnp.bfloat16), (params, batch))

@@ -15,8 +15,8 @@ import pytest
 
 import autopar
 from autopar.nouns.errors import UserError
+from autopar.runtime.jax.parallel import placed
 from autopar.runtime.jax.processes import owned
-from autopar.runtime.jax.step import placed
 from autopar.runtime.jax.trainer import stored
 from tests.plans import cluster
 

@@ -16,9 +16,9 @@ from autopar.emit.jax import UnevenPieces, emit
 from autopar.frontends.jax import paths_of
 from autopar.lowering.spread import lower
 from autopar.rules.cut import batch_cut
-from autopar.runtime.jax import units as jax_units
-from autopar.runtime.jax.layout import by_name
-from autopar.runtime.jax.step import Step
+from autopar.runtime.jax.parallel import by_name
+from autopar.runtime.jax.parallel import units as jax_units
+from autopar.runtime.jax.programs import step_alone
 from autopar.runtime.verify.collectives import differences
 from autopar.runtime.verify.jax import verify as jax_verify
 from autopar.runtime.verify.jax.locate import compared, on_one_device
@@ -79,7 +79,7 @@ def test_what_a_loss_returns_beside_is_priced_and_moves_no_gradient() -> None:
     program = made_of("aux", replace(model, loss=loss), fix, clip_norm=0.5, has_aux=True)
     assert 'OUTPUTS = (0, "sum")' in program.text
     assert program.exact()[0].largest <= TOLERANCE
-    step = Step(program.program(), program.workload)
+    step = step_alone(program.program(), program.workload)
     issued = jax_verify.issued_collectives(step, program.workload.batch(0))
     assert differences(program.priced(), issued) == []
     assert any(row.size_bytes == 4 * models.W for row in program.priced())
@@ -98,7 +98,7 @@ def test_bfloat16_program_moves_what_was_priced(zero: str) -> None:
     """ZeRO 1 gathers what is stored, ZeRO 3 what is computed with."""
     fix = {"dp_shard": "4", "tp": "2", "zero": zero}
     program = made("mlp", fix, precision="bfloat16", **CLIPPED)
-    step = Step(program.program(), program.workload)
+    step = step_alone(program.program(), program.workload)
     issued = jax_verify.issued_collectives(step, program.workload.batch(0))
     assert differences(program.priced(), issued) == []
 

@@ -18,8 +18,7 @@ from autopar.files import plan_folder
 from autopar.frontends.jax import capture
 from autopar.nouns.errors import UserError
 from autopar.runtime.jax.load import read
-from autopar.runtime.jax.step import Step
-from autopar.runtime.jax.training import global_batch
+from autopar.runtime.jax.programs import step_alone
 from tests.jax import models
 from tests.plans import cluster
 
@@ -160,9 +159,9 @@ def test_the_loop_of_a_program_draws_the_same(tmp_path: Path) -> None:
     program = read(tmp_path / "plan", model=loss, params=start(params))
     whole = replace(program.workload, batch=lambda step: batch(True, step))
     program = replace(program, workload=whole)
-    step = Step(program.model, whole)
+    step = step_alone(program.model, whole)
     made = step.step(trainer.compiled.initial(program.parameters(step.layout)),
-                     step.cut(global_batch(program, 3)))  # fmt: skip
+                     step.cut(program.batch(3)))  # fmt: skip
     assert float(made[1]) == float(trainer.step(batch(True, 3)))
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Mapping
 from typing import Protocol
 
 from autopar.emit.constants import holding, literal
 from autopar.emit.headings import count_of, state_held, train_heading
-from autopar.emit.jax import train
+from autopar.emit.jax import parallel, train
 from autopar.emit.jax.errors import JaxEmitError
 from autopar.emit.jax.functions import Marks, Printing, body
 from autopar.emit.jax.legend import WORDS
@@ -44,6 +45,8 @@ class CapturedModel(Protocol):
     def batch(self) -> tuple[BatchEntry, ...]: ...
     @property
     def samples(self) -> int: ...
+    @property
+    def stacks(self) -> Mapping[str, tuple[str, ...]]: ...
 
 
 def emit(
@@ -85,13 +88,25 @@ def emit(
         *_parameters(lowered),
         "",
         *_blocks(lowered),
+        *_stacks(captured),
         "",
         *_batch(captured, mesh, plan.microbatches),
         *_outputs(lowered),
     ]
     code = "\n".join(tables) + "\n\n\n" + "\n\n\n".join(parts) + "\n"
     model = f"{_docstring(lowered, plan, captured, code)}\n\n{_imports(code)}\n\n{code}"
-    return {FILE: model, train.FILE: train.train_text(_how(plan, captured, code))}
+    step = train.train_text(_how(plan, captured, code))
+    base = parallel.parallel_text((model, step), _about_parallel())
+    return {FILE: model, train.FILE: step, parallel.FILE: base}
+
+
+def _about_parallel() -> tuple[str, ...]:
+    return (
+        "What model.py and train.py import: jax and numpy are all that is needed beside.",
+        "",
+        "`Step` makes a jitted step of model.py's `loss` and train.py's functions; the rest is",
+        "what these call. Nothing here depends on the model.",
+    )
 
 
 def _block_names(lowered: Lowered) -> dict[str, str]:
@@ -143,6 +158,10 @@ def _how(plan: Plan, captured: CapturedModel, code: str) -> train.How:
         clip_norm=plan.clip_norm,
         deferred=", deferred=(" in code,
         optimizer=plan.optimizer,
+        precision=plan.precision,
+        draws=any(entry.kind == "drawn" for entry in captured.batch),
+        stacks=bool(captured.stacks),
+        workload=plan.workload.rpartition("/")[2],
         slots={"adamw": ("m", "v")}.get(plan.optimizer, ()),
         frozen=", frozen=True)" in code,
         outputs="OUTPUTS = (" in code,
@@ -220,6 +239,22 @@ def _blocks(lowered: Lowered) -> list[str]:
             )
             rest.add(f"BLOCKS[{literal(last_stack(name))}] = Block({alone})")
     return [*lines, "}", *rest.lines]
+
+
+def _stacks(captured: CapturedModel) -> list[str]:
+    """Which leaves of the user's tree hold several layers."""
+    if not captured.stacks:
+        return []
+    lines = Lines(4)
+    for path, names in captured.stacks.items():
+        before, _, behind = names[0].partition(".0.")
+        made = [f"{before}.{i}.{behind}" for i in range(len(names))]
+        assert made == list(names), f"{path} holds {names}"
+        lines.add(f"{literal(path)}: ({literal(before)}, {literal(behind)}),")
+    note = (
+        "# leaves of the tree of `init` that hold all layers: what stands around a layer's number"
+    )
+    return ["", note, "STACKS = {", *lines.lines, "}"]
 
 
 def _instances(names: tuple[str, ...]) -> str:
@@ -312,7 +347,7 @@ def _imports(code: str) -> str:
     lines += ["from jax.sharding import PartitionSpec as P", ""]
     block = Lines(0)
     ordered = sorted(used, key=lambda n: (not n.isupper(), n[0].islower(), n))
-    lines.append("from autopar.runtime.jax.program import (")
+    lines.append(f"from {parallel.NAME} import (")
     lines += [f"    {name}," for name in ordered]
     return "\n".join([*lines, *block.lines, ")"])
 

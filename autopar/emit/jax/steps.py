@@ -1,4 +1,4 @@
-"""One step of a resharding as a call of `autopar.runtime.jax.collectives`."""
+"""One step of a resharding as a call of `autopar.runtime.jax.parallel.collectives`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """``train.py``: one training step around the loss, each thing that happens in it on a line.
 
-`autopar run` and `autopar verify` compile the `hold`, `backward` and `update` that are written
-here.
+`autopar run` and `autopar verify` compile the `hold`, `prepared`, `backward` and `update` that are
+written here.
 """
 
 from __future__ import annotations
@@ -10,15 +10,17 @@ import re
 from dataclasses import dataclass
 
 from autopar.emit.constants import literal
-from autopar.emit.text import Lines, docstring, lines_of, tuple_text
+from autopar.emit.text import Lines, Row, docstring, lines_of, tuple_text
 from autopar.nouns.axes import SAMPLES, SHARD
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.zero import Zero, over
 
 FILE = "train.py"
 RUNTIME = (
-    "Array Arrays Held Layout Leaf State Step clipped cpu_devices global_batch join_pieces "
-    "make_mesh messages norm_of optimizer_step own_pieces read scatter"
+    "Array Arrays Held Layout Leaf OutputKinds SCALE_SPECS State Step batch_of clipped first_scale "
+    "gathered initial_parameters join_pieces make_mesh next_scale norm_of optimizer_step "
+    "overflowed own_pieces read_constants read_draws read_workload reducing scaled_norm scatter "
+    "see_devices settled"
 ).split()
 
 
@@ -31,6 +33,10 @@ class How:
     frozen:   whether there are parameters without gradients.
     outputs:  whether the loss function returns more than the loss.
     about:    lines of the docstring.
+    precision: dtype of compute.
+    draws:    whether the loss draws random numbers.
+    stacks:   whether leaves of the user's tree hold several layers.
+    workload: the file in ``workload/``, with a name in it where it has several.
     """
 
     mesh: Mesh
@@ -43,6 +49,10 @@ class How:
     frozen: bool = True
     outputs: bool = False
     about: tuple[str, ...] = ("One training step.",)
+    precision: str = "float32"
+    draws: bool = False
+    stacks: bool = False
+    workload: str = ""
 
     @property
     def data(self) -> tuple[str, ...]:
@@ -52,6 +62,16 @@ class How:
     def split(self) -> Zero:
         """What ``dp_shard`` splits."""
         return over(self.zero, self.mesh.size(SHARD))
+
+    @property
+    def scales(self) -> bool:
+        """Whether the loss is scaled for backward."""
+        return self.precision == "float16"
+
+    @property
+    def pairs(self) -> bool:
+        """Whether gradients are of pieces of parameters that devices hold whole."""
+        return self.split.gradients and not self.split.parameters
 
     @property
     def shards(self) -> bool:
@@ -66,19 +86,25 @@ class How:
 
 def train_text(how: How) -> str:
     """The file."""
-    parts = [_hold(how), _backward(how), _reduced(how), _update(how), _main(how)]
+    parts = [_hold(how), *_kept(how), _prepared(how)]
+    parts += [_backward(how), _reduced(how), _update(how), _main(how)]
     body = "\n\n\n".join("\n".join(part) for part in parts if part)
     head = [docstring(how.about), "", "from __future__ import annotations", ""]
-    head += ["import argparse", "import sys", "from pathlib import Path", ""]
+    head += ["import argparse", "import sys", "from pathlib import Path"]
+    head += ["from types import ModuleType"] * how.outputs + [""]
+    body = body.replace("    \n", "\n")
     code = re.sub(r"#.*", "", body)
     used = [name for name in RUNTIME if re.search(rf"(?<![\w.\"]){name}\b", code)]
     head += ["import jax"] * bool(re.search(r"\bjax\.", code))
     head += ["import jax.numpy as jnp"] * ("jnp." in code)
     head += ["from jax import lax"] * bool(re.search(r"\blax\.", code))
     head += ["from jax.sharding import PartitionSpec as P", ""]
-    head += ["from autopar.runtime.jax.training import ("]
+    head += ["from parallel import ("]
     head += [f"    {name}," for name in sorted(used, key=lambda n: (n[0].islower(), n))] + [")"]
-    return "\n".join(head) + "\n\n\n" + body + "\n"
+    lines = Lines(0)
+    lines.add(f"WORKLOAD = {literal(how.workload)}", "in workload/, as it was when it was planned")
+    constants = "\n".join(lines.lines)
+    return "\n".join(head) + f"\n\n{constants}\n\n\n" + body + "\n"
 
 
 def _hold(how: How) -> list[str]:
@@ -105,17 +131,70 @@ def _hold(how: How) -> list[str]:
             moments = "params"
     entries = ['"params": params', *(f'"{slot}": {moments}' for slot in how.slots)]
     entries += ['"frozen": layout.frozen_specs()'] * how.frozen + ['"step": P()']
+    entries += ['"scale": SCALE_SPECS'] * how.scales
     lines.add(f"return mesh, {{{', '.join(entries)}}}")
     return ["def hold(layout: Layout) -> Held:", *lines.lines]
+
+
+def _kept(how: How) -> list[list[str]]:
+    """What a step has beside parameters and loss."""
+    made = []
+    if how.scales:
+        lines = Lines(4)
+        lines.add('"""Beside the number of the step: by what the loss is multiplied in float16."""')
+        lines.add('return {"scale": first_scale()}')
+        made.append(["def counters() -> State:", *lines.lines])
+    if how.outputs:
+        lines = Lines(4)
+        lines.add('"""What `loss` returns beside the loss, and which devices have parts of it."""')
+        lines.add("return OutputKinds(program.OUTPUTS, layout.data_axes)")
+        made.append(
+            ["def outputs_of(program: ModuleType, layout: Layout) -> OutputKinds:", *lines.lines]
+        )
+    return made
+
+
+def _prepared(how: How) -> list[str]:
+    """Of a layer, or of what is in no layer."""
+    lines = Lines(4)
+    cast = how.precision != "float32"
+    if how.split.parameters:
+        lines.add('"""A unit\'s parameters for the model, all-gathered over dp_shard."""')
+        lines.add("cuts = {name: leaf.cut for name, leaf in leaves.items()}")
+        lines.add("dtypes = step.dtypes(leaves, arrays)", "of compute")
+        frozen = ""
+        if how.frozen:
+            lines.add("frozen = [name for name, leaf in leaves.items() if leaf.parameter.frozen]")
+            frozen = ", frozen"
+        lines.add(f"return gathered(arrays, cuts, dtypes{frozen})")
+    elif how.pairs:
+        lines.add('"""A unit\'s parameters for the model; their gradients are reduce-scattered."""')
+        lines.add("cuts = {name: leaf.cut for name, leaf in leaves.items()}")
+        made = "reducing(arrays, cuts)"
+        lines.add(f"return step.cast(leaves, {made})" if cast else f"return {made}")
+    else:
+        lines.add('"""A unit\'s parameters for the model."""')
+        lines.add("return step.cast(leaves, arrays)" if cast else "return dict(arrays)")
+    head = Lines(0)
+    given = "step: Step, leaves: dict[str, Leaf], arrays: Arrays"
+    head.add(f"def prepared({given}) -> dict[str, Array]:")
+    return [*head.lines, *lines.lines]
 
 
 def _backward(how: How) -> list[str]:
     lines = Lines(4)
     made = "loss, gradients, outputs" if how.outputs else "loss, gradients"
     lines.add('"""On one device: the loss of a global batch, and its pieces of the gradients."""')
+    given, more = "state, microbatch", ""
+    if how.pairs:
+        lines.add('own = own_pieces(step.layout, state["params"])', "what gradients are of")
+        more = ", own"
+    given += more
+    if how.scales:
+        given += ', scale=state["scale"]["scale"]'
     if how.microbatches == 1:
         lines.add("microbatch = {name: entry[0] for name, entry in batch.items()}")
-        lines.add(f"{made} = step.value_and_grad(state, microbatch)", _moved(how), above=True)
+        lines.add(f"{made} = step.value_and_grad({given})", _moved(how), above=True)
         if how.outputs:
             lines.add("outputs = tuple(output[None] for output in outputs)")
     else:
@@ -124,12 +203,15 @@ def _backward(how: How) -> list[str]:
         lines.add(f"def add(so_far: Arrays, microbatch: Arrays) -> tuple[Arrays, {kept}]:")
         inner = Lines(8)
         into = "loss, gradients, outputs" if how.outputs else "more"
-        inner.add(f"{into} = step.value_and_grad(state, microbatch)", _moved(how), above=True)
+        inner.add(f"{into} = step.value_and_grad({given})", _moved(how), above=True)
         summed = "(loss, gradients)), outputs" if how.outputs else "more), None"
         inner.add(f"return jax.tree.map(jnp.add, so_far, {summed}")
         lines.lines += [*inner.lines, ""]
         kept = "outputs" if how.outputs else "_"
-        lines.add(f"(loss, gradients), {kept} = lax.scan(add, step.zeros(state, batch), batch)")
+        lines.add(f"zeros = step.zeros(state, batch{more})")
+        lines.add(f"(loss, gradients), {kept} = lax.scan(add, zeros, batch)")
+    if how.outputs:
+        lines.add("outputs = step.outputs.reduced(outputs)", "shares of all devices are summed")
     if how.data:
         lines.add(f"loss = lax.psum(loss, {_names(how.data)})")
     own = f"lax.psum(g, {_names(how.data)})" if how.data else "g"
@@ -212,8 +294,18 @@ def _update(how: How) -> list[str]:
     lines.add(f"params, slots = optimizer_step(step.workload, number, {given}, gradients, state)")
     if how.joins:
         lines.add("params = join_pieces(step.layout, params)", "all-gathers over dp_shard")
-    lines.add('state = {**state, **slots, "params": params, "step": number}')
-    if how.clip_norm is None:
+    made = '{**state, **slots, "params": params, "step": number}'
+    if not how.scales:
+        lines.add(f"state = {made}")
+    else:
+        axes = tuple(a for a, size in zip(how.mesh.axes, how.mesh.sizes, strict=True) if size > 1)
+        given = f"gradients, {tuple_text(axes)}" if axes else "gradients"
+        lines.add(f"overflow = overflowed({given})", "then the step is left out", above=True)
+        lines.add(f"after = settled(overflow, state, {made})")
+        lines.add('state = {**after, "scale": next_scale(state["scale"], overflow)}')
+    if how.scales and how.clip_norm is not None:
+        lines.add(f"return state, scaled_norm(overflow, norm, {literal(how.clip_norm)})")
+    elif how.clip_norm is None:
         lines.add("return state, jnp.zeros(())", "no norm: nothing is clipped")
     else:
         lines.add("return state, norm")
@@ -224,31 +316,36 @@ def _update(how: How) -> list[str]:
 
 
 def _main(how: How) -> list[str]:
-    rest = "*_" if how.outputs else "_"
-    count = how.mesh.device_count
+    given = "workload, step.layout" + ", model.STACKS" * how.stacks
+    start = f"initial_parameters({given})"
+    if how.frozen:
+        start += ', read_constants(folder / "constants.npz", step.layout)'
+    batch = "batch_of(workload, number)"
+    inside: list[Row] = [
+        ("import model",),
+        ("",),
+        ("folder = Path(__file__).resolve().parent",),
+        ("see_devices(model.MESH)", "as many CPUs where there is no accelerator"),
+        ('workload = read_workload(folder / "workload", WORKLOAD)',),
+        ("# jax.jit of jax.shard_map over the mesh: `backward`, then `update`, the state donated",),
+        ("step = Step(model, workload, sys.modules[__name__])",),
+        (f"state = step.initial({start})", "each device makes its pieces", True),
+    ]
+    if how.draws:
+        inside.append(('draw = read_draws(folder / "draws.bin")',))
+        batch = f"draw({batch})"
     return [
         "def main(steps: int) -> None:",
         *lines_of(
             4,
-            ('"""What the one process runs; it sees all devices."""',),
-            ("folder = Path(__file__).resolve().parents[1]",),
-            ("program = read(folder)", "model.py, and the file that was planned"),
-            (
-                "# jax.jit of jax.shard_map over the mesh: `backward`, then `update`, the state "
-                "donated",
-            ),
-            ("step = Step(program.model, program.workload, sys.modules[__name__])",),
-            (
-                "state = step.initial(program.parameters(step.layout), program.constants)",
-                "each device makes its pieces",
-                True,
-            ),
+            ('"""What every process runs; of one process, it sees all devices."""',),
+            *inside,
             ("for number in range(steps):",),
         ),
         *lines_of(
             8,
-            ("batch = global_batch(program, number)",),
-            (f"state, loss, {rest} = step.step(state, step.cut(batch))",),
+            (f"batch = {batch}",),
+            ("state, loss, *_ = step.step(state, step.cut(batch))",),
             ('print(f"step {number}  loss {float(loss):.6f}", flush=True)',),
         ),
         "",
@@ -256,8 +353,9 @@ def _main(how: How) -> list[str]:
         'if __name__ == "__main__":',
         "    parser = argparse.ArgumentParser()",
         '    parser.add_argument("--steps", type=int, default=10)',
+        '    parser.add_argument("--distributed", action="store_true", help="of many processes")',
         "    arguments = parser.parse_args()",
-        "    with messages():",
-        f"        cpu_devices({count})  # where there is no accelerator",
-        "        main(arguments.steps)",
+        "    if arguments.distributed:",
+        "        jax.distributed.initialize()  # Slurm, TPU pods and the like say who is there",
+        "    main(arguments.steps)",
     ]

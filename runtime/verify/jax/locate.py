@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import jax
@@ -19,8 +20,8 @@ from autopar.frontends.jax import Captured
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Plan, Spread, Stage
 from autopar.nouns.workload import Workload
-from autopar.runtime.jax.load import run_program
-from autopar.runtime.jax.step import Step
+from autopar.runtime.jax import parallel
+from autopar.runtime.jax.programs import read_parallel, run_program, step_alone
 from autopar.runtime.shared.edits import edits_of, program_of
 from autopar.runtime.shared.seen import Seen
 from autopar.runtime.verify.differences import describe_first, places_of
@@ -44,7 +45,8 @@ def locate(
     changed = edits_of(folder, plan, captured)
     own = plan_folder.code_of(folder, plan_folder.MODEL).read_text()
     right = on_one_device(plan, captured, workload, parameters, batch)
-    return compared(own, right, plan, captured, workload, parameters, batch, changed)
+    base = read_parallel(folder)
+    return compared(own, right, plan, captured, workload, parameters, batch, changed, base)
 
 
 def on_one_device(
@@ -75,10 +77,11 @@ def compared(
     parameters: Mapping[str, Any],
     batch: Mapping[str, Any],
     changed: str = "",
+    base: ModuleType = parallel,
 ) -> str:
-    """`locate` for the program ``own``, beside what one device computes."""
+    """`locate` for the program ``own`` on its ``base``, beside what one device computes."""
     spread = instrumented(own, program_of(plan, captured, marks=True), PROBE)
-    actual = _record(spread, workload, parameters, batch, plan.microbatches)
+    actual = _record(spread, workload, parameters, batch, plan.microbatches, base)
     mesh = plan.spreads[0].mesh.trimmed()
     return describe_first(
         right, actual, mesh, plan.microbatches, places_of(captured.graph), changed
@@ -91,11 +94,12 @@ def _record(
     parameters: Mapping[str, Any],
     batch: Mapping[str, Any],
     microbatches: int,
+    base: ModuleType = parallel,
 ) -> Ranks:
-    step = Step(run_program(text, lift="float64"), workload)
+    step = step_alone(run_program(text, lift="float64", base=base), workload, base)
     state = step.initial(lambda: step.layout.gather_names(parameters), parameters)
     any_gradients = step.layout.gather_names(parameters)  # of a step that nobody looks at
-    with recording(step.mesh.axis_names, step.mesh.size) as recorded:
+    with recording(step.mesh.axis_names, step.mesh.size, base) as recorded:
         jax.block_until_ready(step.watched(state, step.cut(batch), any_gradients))
         jax.effects_barrier()
     return recorded.ranks(microbatches)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 import jax
@@ -17,7 +18,7 @@ import numpy as np
 from jax import lax
 from jax.experimental import io_callback
 
-from autopar.runtime.jax import program as jax_program
+from autopar.runtime.jax import parallel
 from autopar.runtime.shared.seen import Seen
 
 Array = Any
@@ -87,13 +88,14 @@ def _after(recorder: Recorder, note: Callable[[int, np.ndarray], None], x: Array
 
 
 @contextmanager
-def recording(axes: Sequence[str], devices: int) -> Iterator[Recorder]:
-    """Inside, programs are traced with probes, and compute everything once."""
+def recording(axes: Sequence[str], devices: int, base: ModuleType = parallel) -> Iterator[Recorder]:
+    """Inside, programs on ``base`` are traced with probes, and compute everything once."""
     global _recorder
-    before = _recorder, jax_program.remembers
-    _recorder, jax_program.remembers = Recorder(axes, devices), False
+    blocks: Any = getattr(base, "blocks", base)
+    before = _recorder, getattr(blocks, "remembers", False)
+    _recorder, blocks.remembers = Recorder(axes, devices), False
     try:
         yield _recorder
     finally:
         jax.effects_barrier()
-        _recorder, jax_program.remembers = before
+        _recorder, blocks.remembers = before

@@ -24,13 +24,13 @@ from autopar.frontends.jax.capture import capture_workload
 from autopar.frontends.jax.draws import Draws
 from autopar.lowering.collectives import Row
 from autopar.nouns.workload import Workload
-from autopar.runtime.jax.layout import by_name
-from autopar.runtime.jax.load import FROM_INIT, check_arrays, check_model_of, read_program
+from autopar.runtime.jax.load import FROM_INIT, check_arrays, check_model_of
+from autopar.runtime.jax.parallel import by_name
+from autopar.runtime.jax.programs import read_step
 from autopar.runtime.jax.step import Step
 from autopar.runtime.shared.edits import edits_of, known_edits, raise_edited
 from autopar.runtime.shared.planned_batch import batch_of
 from autopar.runtime.shared.planned_workload import planned_workload
-from autopar.runtime.shared.program_module import read_train
 from autopar.runtime.verify.collectives import priced_of
 from autopar.runtime.verify.jax import counting
 from autopar.runtime.verify.jax.locate import locate
@@ -94,9 +94,9 @@ def verify(folder: str | Path) -> dict[str, Any]:
         named = by_name(paths_of(wide), captured.stacks) | wide_constants(captured)
     try:
         with jax.enable_x64(True):
-            lifted = Step(read_program(folder, lift="float64"), workload, read_train(folder))
+            lifted = read_step(folder, workload, lift="float64")
             exact = run(lifted, named, wide_batches, right)
-        program = Step(read_program(folder), workload, read_train(folder))
+        program = read_step(folder, workload)
         own_parameters = by_name(paths_of(tree), captured.stacks) | dict(captured.constants)
         own = run(program, own_parameters, batches, right)
         issued = issued_collectives(program, batches[0])

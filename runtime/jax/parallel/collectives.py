@@ -27,13 +27,13 @@ that vary over an axis or do not; these are right for what a plan says, a partia
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-Array = Any
+from autopar.runtime.jax.parallel.tables import Array
+
 Axes = str | tuple[str, ...]
 Function = Callable[[Array], Array]
 

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
 
-from autopar.nouns.axes import SHARD
-from autopar.runtime.jax.collectives import join, own_piece
-from autopar.runtime.jax.layout import Layout
-
-Array = Any
-Arrays = Mapping[str, Array]
+from autopar.runtime.jax.parallel.collectives import join, own_piece
+from autopar.runtime.jax.parallel.layout import Layout
+from autopar.runtime.jax.parallel.tables import SHARD, Array, Arrays
 
 
 def norm_of(layout: Layout, gradients: Arrays) -> Array:

@@ -13,11 +13,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from autopar.nouns.axes import SHARD
-from autopar.runtime.jax.collectives import join, scatter
+from autopar.runtime.jax.parallel.collectives import join, scatter
+from autopar.runtime.jax.parallel.tables import SHARD, Array, Arrays
 
-Array = Any
-Arrays = Mapping[str, Array]
 SMALL_BYTES = 1 << 20
 """Of a whole parameter: copying it costs less than a collective of its own."""
 
@@ -63,6 +61,15 @@ def scattered(whole: Array, piece: Array, dim: int) -> Array:
     function.defvjp(lambda whole, piece: (whole, None), backward)
     result: Array = function(whole, piece)
     return result
+
+
+def reducing(arrays: Mapping[str, Any], cuts: Mapping[str, int | None]) -> dict[str, Array]:
+    """Whole parameters of pairs (this rank's piece, the whole), whose gradients go to the pieces,
+    summed over ``dp_shard``; an array that is no pair stays."""
+    return {
+        name: scattered(given[1], given[0], cuts[name] or 0) if isinstance(given, tuple) else given
+        for name, given in arrays.items()
+    }
 
 
 def _alone(piece: Array, dim: int, moved: Any) -> Array:

@@ -1,4 +1,4 @@
-"""Dynamic loss scaling in float16, as `autopar.runtime.pytorch.loss_scale` has it.
+"""Dynamic loss scaling in float16, by the rule of `torch.amp.GradScaler`.
 
 The state of a training in float16 has ``scale``: by what shares of the loss are multiplied before
 they are differentiated, and how many steps were taken since that changed. Gradients are divided by
@@ -15,15 +15,15 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from autopar.runtime.shared.settings import FIRST_LOSS_SCALE, LOSS_SCALE_GROWS_EVERY
+from autopar.runtime.jax.parallel.tables import Array
 
-Array = Any
-State = dict[str, Any]
+FIRST_LOSS_SCALE = 65536.0
+LOSS_SCALE_GROWS_EVERY = 2000
+"""Steps in a row."""
+SCALE_SPECS = {"scale": PartitionSpec(), "taken": PartitionSpec()}
 
-SPECS = {"scale": PartitionSpec(), "taken": PartitionSpec()}
 
-
-def initial() -> dict[str, Array]:
+def first_scale() -> dict[str, Array]:
     """The scale before the first step."""
     return {"scale": jnp.float32(FIRST_LOSS_SCALE), "taken": jnp.int32(0)}
 
@@ -38,7 +38,7 @@ def overflowed(gradients: Mapping[str, Array], axes: tuple[str, ...] = ()) -> Ar
     return (lax.pmax(flag, axes) if axes else flag) > 0
 
 
-def stepped(before: Mapping[str, Array], overflow: Array) -> dict[str, Array]:
+def next_scale(before: Mapping[str, Array], overflow: Array) -> dict[str, Array]:
     """The scale after a step that was taken, or left out for an ``overflow``."""
     taken = jnp.where(overflow, 0, before["taken"] + 1)
     grows = taken == LOSS_SCALE_GROWS_EVERY
@@ -52,6 +52,6 @@ def settled(overflow: Array, before: Any, after: Any) -> Any:
     return jax.tree.map(lambda old, new: jnp.where(overflow, old, new), before, after)
 
 
-def norm_of(overflow: Array, norm: Array, largest: float | None) -> Array:
+def scaled_norm(overflow: Array, norm: Array, largest: float | None) -> Array:
     """The norm that is told: infinite where a step is left out, if gradients are clipped at all."""
     return norm if largest is None else jnp.where(overflow, jnp.inf, norm)

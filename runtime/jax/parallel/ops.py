@@ -10,9 +10,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from autopar.runtime.jax.collectives import Axes
-
-Array = Any
+from autopar.runtime.jax.parallel.collectives import Axes
+from autopar.runtime.jax.parallel.tables import Array
 
 
 def wide(x: Array) -> Array:

@@ -6,14 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from autopar.frontends.shared.captured import Aux, Number
+from autopar.runtime.jax.parallel.tables import Array
 
-Array = Any
 Outputs = tuple[Array, ...]
 
 
@@ -68,13 +66,3 @@ class OutputKinds:
                 x = jnp.moveaxis(x, 0, kind).reshape(rows)
             made.append(x)
         return tuple(made)
-
-
-def tree_of(aux: Aux, loss: Array, outputs: Sequence[Array]) -> Any:
-    """The user's ``aux``: of numbers, the loss itself, and ``outputs``, all behind it."""
-    results = (loss, *outputs)
-    leaves = [
-        jnp.full(leaf.shape, leaf.value, leaf.dtype) if isinstance(leaf, Number) else results[leaf]
-        for leaf in aux.leaves
-    ]
-    return jax.tree.unflatten(aux.tree, leaves)

@@ -17,13 +17,15 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
+from jax.tree_util import keystr, tree_flatten_with_path
 
-from autopar.lowering.state import even_cut
-from autopar.nouns.axes import SAMPLES, SHARD
-from autopar.runtime.jax.program import Block, Parameter
-from autopar.runtime.shared.settings import ProgramError, Settings
+from autopar.runtime.jax.parallel.tables import DATA_AXES, SHARD, Block, Parameter, Settings
 
 Spec = Any  # PartitionSpec; jax is not type-checked here
+
+
+class MissingParameters(KeyError):
+    """The program needs parameters that it is not given."""
 
 
 @dataclass(frozen=True)
@@ -75,18 +77,23 @@ class Layout:
         blocks: Mapping[str, Block] = program.BLOCKS
         for block, stack in blocks.items():
             rows += [(f"{block}/{n}", n, p, stack.layers) for n, p in stack.parameters.items()]
-        shard = mesh.get(SHARD, 1) if settings.split.optimizer else 1
-        leaves = {k: Leaf(k, n, p, ls, _cut(p, mesh, shard)) for k, n, p, ls in rows}
+        shard = mesh.get(SHARD, 1) if settings.zero >= 1 else 1
+        leaves = {k: Leaf(k, n, p, ls, _cut_dim(p, mesh, shard)) for k, n, p, ls in rows}
         return Layout(mesh, settings, leaves)
 
     @property
     def shards(self) -> bool:
         """Whether ``dp_shard`` cuts state at all."""
-        return self.settings.split.optimizer and self.mesh.get(SHARD, 1) > 1
+        return self.settings.zero >= 1 and self.mesh.get(SHARD, 1) > 1
 
     @cached_property
     def data_axes(self) -> tuple[str, ...]:
-        return tuple(a for a in SAMPLES if self.mesh.get(a, 1) > 1)
+        return tuple(a for a in DATA_AXES if self.mesh.get(a, 1) > 1)
+
+    @property
+    def splits_parameters(self) -> bool:
+        """Whether parameters are gathered where they are read, and pieces between."""
+        return self.settings.zero == 3
 
     def specs(self, cut: bool = False) -> dict[str, Spec]:
         """How each array that is trained lies; ``cut``: over ``dp_shard`` too, where it divides a
@@ -95,7 +102,7 @@ class Layout:
 
     def frozen_specs(self) -> dict[str, Spec]:
         """How the arrays that the loss closes over lie."""
-        cut = self.settings.split.parameters
+        cut = self.splits_parameters
         return {key: self.spec(leaf, cut) for key, leaf in self.frozen.items()}
 
     @cached_property
@@ -136,7 +143,7 @@ class Layout:
     def _gathered(self, leaves: Mapping[str, Leaf], named: Mapping[str, Any]) -> dict[str, Any]:
         missing = [n for leaf in leaves.values() for n in leaf.names if n not in named]
         if missing:
-            raise ProgramError(
+            raise MissingParameters(
                 f"the program needs {missing[0]} and {len(missing) - 1} more that the model's "
                 "parameters do not have: plan the model again"
             )
@@ -153,6 +160,12 @@ class Layout:
             pieces = [array[i] for i in range(len(leaf.layers))] if leaf.layers else [array]
             named.update(zip(leaf.names, pieces, strict=True))
         return named
+
+
+def paths_of(tree: Any) -> list[tuple[str, Any]]:
+    """(path, leaf) in tree order; keys and indices joined by dots."""
+    leaves, _ = tree_flatten_with_path(tree)
+    return [(keystr(path, simple=True, separator="."), leaf) for path, leaf in leaves]
 
 
 def by_name(
@@ -176,11 +189,11 @@ def _stacked(layers: Sequence[Any]) -> Any:
     return np.stack(layers) if own else jnp.stack(layers)
 
 
-def _cut(parameter: Parameter, mesh: Mapping[str, int], shard: int) -> int | None:
+def _cut_dim(parameter: Parameter, mesh: Mapping[str, int], shard: int) -> int | None:
     """The dim that ``dp_shard`` cuts after the model axes have cut the parameter."""
     if shard == 1 or parameter.buffer:
         return None
     leaf = Leaf("", "", parameter, (), None)
     degrees = (math.prod(mesh[a] for a in leaf.axes(d)) for d in range(len(parameter.shape)))
     local = [size // degree for size, degree in zip(parameter.shape, degrees, strict=True)]
-    return even_cut(local, shard)
+    return next((d for d, size in enumerate(local) if size % shard == 0), None)

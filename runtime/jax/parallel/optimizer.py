@@ -1,4 +1,4 @@
-"""The optimizers of a workload, element by element, so that updating pieces updates the whole.
+"""The optimizers, element by element, so that updating pieces updates the whole.
 
 AdamW (Loshchilov and Hutter 2019, algorithm 2) with t the number of the step, from 1::
 
@@ -20,15 +20,13 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from autopar.nouns.workload import Workload
+from autopar.runtime.jax.parallel.tables import Array, Arrays
 
-Array = Any
-Arrays = Mapping[str, Array]
 SLOTS = {"adamw": ("m", "v"), "sgd": ()}
 
 
 def optimizer_step(
-    workload: Workload,
+    workload: Any,
     step: Array,
     parameters: Arrays,
     gradients: Arrays,

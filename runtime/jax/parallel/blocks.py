@@ -1,4 +1,5 @@
-"""What emitted JAX programs import: their tables, the loop over layers, collectives and ops."""
+"""A block of ``model.py``, run for each of its layers: what backward keeps of it, and what it is
+given."""
 
 from __future__ import annotations
 
@@ -7,72 +8,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax import lax
-from jax.sharding import PartitionSpec
 
-from autopar.nouns import costly
-from autopar.nouns.axes import SHARD
-from autopar.runtime.jax.attention import attention
-from autopar.runtime.jax.collectives import (
-    all_reduce,
-    all_to_all,
-    copy_to,
-    gather,
-    keep_first,
-    pad,
-    reduce_scatter,
-    shard,
-    whole,
-)
-from autopar.runtime.jax.ops import (
-    clamp,
-    conv,
-    cross_entropy,
-    embedding,
-    layer_norm,
-    linear,
-    rms_norm,
-)
-from autopar.runtime.shared.settings import Settings
+from autopar.runtime.jax.parallel.tables import SHARD, Array
 
-Array = Any
-FP32, BF16, FP16 = map(jnp.dtype, ("float32", "bfloat16", "float16"))
-"""What emitted code means by these; verification puts float64 in their place."""
 remembers = True
 """Whether backward runs anything again; where every result is watched, it does not."""
 
-WHOLE = PartitionSpec()
 
-
-@dataclass(frozen=True, slots=True)
-class Parameter:
-    """A parameter: global shape, the model axes on its dims, stored dtype.
-
-    ``spec``:     may be shorter than the shape; the dims that it leaves out are whole.
-    ``deferred``: axes on which every rank has all of it and a part of its gradient.
-    ``frozen``:   an array that the loss closes over: no gradient, no optimizer state.
-    ``buffer``:   one that ``dp_shard`` does not cut, in its own dtype.
-    """
-
-    shape: tuple[int, ...]
-    spec: PartitionSpec = WHOLE
-    dtype: str = "float32"
-    deferred: tuple[str, ...] = ()
-    frozen: bool = False
-    buffer: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Block:
-    """A block: the module paths of its layers, and one layer's parameters by name. The layers are
-    stored stacked along a first dim."""
-
-    layers: tuple[str, ...]
-    parameters: Mapping[str, Parameter]
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Stack:
     """The parameters of all layers of a block as a program gets them: ``arrays`` by name, each with
     the layers as its first dim, or several of the kind.
@@ -160,7 +104,12 @@ def derivative(
     return with_it
 
 
-_COSTLY = frozenset(name for row in costly.TABLE for name in row.primitives)
+_MOVED = frozenset(("psum", "pmax", "all_gather", "reduce_scatter", "all_to_all"))
+_COSTLY = frozenset((
+    "dot_general", "ragged_dot", "conv_general_dilated", "name",
+    "dot_product_attention_fwd_wrapper", "gather", "reduce_window_max", "sort", "top_k", "cumsum",
+    "cumlogsumexp", "cummax", "cummin", "cumprod", "argmax", "argmin",
+))  # fmt: skip
 
 
 def _costly(primitive: Any, *_: Any, **params: Any) -> bool:
@@ -171,16 +120,8 @@ def _costly(primitive: Any, *_: Any, **params: Any) -> bool:
 
 def _only_moved(primitive: Any, *_: Any, **params: Any) -> bool:
     """What to keep: the results of collectives, gathered parameters apart."""
-    return primitive.name in costly.COLLECTIVES.primitives and not _gathers(primitive, params)
+    return primitive.name in _MOVED and not _gathers(primitive, params)
 
 
 def _gathers(primitive: Any, params: Any) -> bool:
     return primitive.name == "all_gather" and SHARD in params["axis_name"]
-
-
-__all__ = [
-    "BF16", "FP16", "FP32", "Block", "Parameter", "Settings", "Stack", "all_reduce", "all_to_all",
-    "attention", "clamp", "conv", "copy_to", "cross_entropy", "derivative", "embedding", "gather",
-    "keep_first", "layer", "layer_norm", "layers", "linear", "pad", "reduce_scatter", "rms_norm",
-    "shard", "whole",
-]  # fmt: skip

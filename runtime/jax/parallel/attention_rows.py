@@ -29,7 +29,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
-Array = Any
+from autopar.runtime.jax.parallel.tables import Array
+
 LEAST_ROWS = 64
 """Of a block, so that its products are not thin."""
 

@@ -1,0 +1,183 @@
+"""What a JAX program carries so that ``python program/train.py`` needs no autopar.
+
+``workload/``      the workload's file and what it imports of the user's own, as they are now, with
+                   a stub for autopar, which they import to say what is trained
+``constants.npz``  arrays that the loss closes over
+``draws.bin``      what makes a step's random numbers from its keys, as `jax.export` has it
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import sys
+import sysconfig
+import zipfile
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from autopar.frontends.jax.draws import Draws
+    from autopar.frontends.shared.captured import Captured
+
+FOLDER = "workload"
+KEY_KINDS = ("threefry2x32", "rbg", "unsafe_rbg")
+STUB = '''"""In the place of autopar, for a file that imports it to say what is trained and how."""
+
+
+class Workload:
+    optimizer, learning_rate, weight_decay = "adamw", 1e-3, 0.01
+    betas, eps, clip_norm = (0.9, 0.999), 1e-8, None
+    precision, seed, whole_inputs, has_aux = "float32", 0, (), False
+
+    def __init__(self, **given):
+        vars(self).update(given)
+
+
+def register_rule(*_given, **_named):
+    """Concerns planning."""
+
+
+register_kernel = register_rule
+'''
+
+
+def carried_sources(target: str) -> dict[str, str]:
+    """Files of the user's by path inside the program. ``target``: ``"file.py:Name"``. Nothing of a
+    workload that is in no file, as a script's."""
+    file, _, name = target.partition(":")
+    sources = _sources(Path(file).resolve(), name)
+    if not sources:
+        return {}
+    files = {f"{FOLDER}/{path}": text for path, text in sources.items()}
+    if any(_imports_autopar(text) for text in sources.values()):
+        files[f"{FOLDER}/autopar.py"] = STUB
+    return files
+
+
+def carried_arrays(captured: Captured) -> dict[str, bytes]:
+    """Numbers by path inside the program."""
+    files = {}
+    if captured.constants:
+        files["constants.npz"] = _stored(captured.constants)
+    if captured.draws is not None:
+        files["draws.bin"] = _exported(captured.draws)
+    return files
+
+
+def _sources(file: Path, name: str) -> dict[str, str]:
+    """The workload's file and modules that it imports, by path from its folder."""
+    if not file.is_file() or _is_script(file, name):
+        return {}
+    sources = {file.name: file.read_text()}
+    to_do = [(file, "")]
+    while to_do:
+        reader, package = to_do.pop()
+        for imported in _imported(reader.read_text(), package):
+            there = _file_of(imported, file.parent)
+            if there is None:
+                continue
+            whole = there.name == "__init__.py"
+            place = imported.replace(".", "/") + ("/__init__.py" if whole else ".py")
+            if place not in sources:
+                sources[place] = there.read_text()
+                to_do.append((there, imported if whole else imported.rpartition(".")[0]))
+    return sources
+
+
+def _is_script(file: Path, name: str) -> bool:
+    """Whether ``file`` is what made the plan, of a function of its own and no workload."""
+    if getattr(sys.modules.get("__main__"), "__file__", None) == str(file):
+        return True
+    top = ast.parse(file.read_text()).body
+    return any(isinstance(node, ast.FunctionDef) and node.name == name for node in top)
+
+
+def _file_of(name: str, home: Path) -> Path | None:
+    """Where a module of the user's own is: it lies in ``home``, or is imported."""
+    if name.partition(".")[0] == "autopar":
+        return None
+    path = home / name.replace(".", "/")
+    loaded = getattr(sys.modules.get(name), "__file__", None)
+    places = [path.with_suffix(".py"), path / "__init__.py", *([Path(loaded)] if loaded else [])]
+    for file in places:
+        if file.suffix == ".py" and file.is_file() and not _is_library(file):
+            return file
+    return None
+
+
+def _is_library(file: Path) -> bool:
+    paths = sysconfig.get_paths()
+    return any(file.is_relative_to(paths[k]) for k in ("purelib", "platlib", "stdlib"))
+
+
+def _imported(text: str, package: str) -> Iterator[str]:
+    """Names of modules that a file in ``package`` may import, with the packages above them."""
+    for node in ast.walk(ast.parse(text)):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            parts = package.split(".")[: len(package.split(".")) - node.level + 1]
+            above = ".".join(parts) if node.level else ""
+            base = ".".join(filter(None, (above, node.module)))
+            names = [base, *(f"{base}.{alias.name}" for alias in node.names)]
+        for name in names:
+            parts = name.split(".")
+            yield from (".".join(parts[: i + 1]) for i in range(len(parts)))
+
+
+def _imports_autopar(text: str) -> bool:
+    return "autopar" in {name.partition(".")[0] for name in _imported(text, "")}
+
+
+def _stored(arrays: Mapping[str, Any]) -> bytes:
+    """As `numpy.savez` stores them, without the time of day; of dtypes that NumPy has not the bits,
+    as unsigned integers."""
+    import numpy as np
+
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w") as archive:
+        for name, value in arrays.items():
+            array = np.asarray(value)
+            if array.dtype.kind == "V":
+                array = array.view(f"u{array.dtype.itemsize}")
+            entry = io.BytesIO()
+            np.lib.format.write_array(entry, array, allow_pickle=False)
+            archive.writestr(zipfile.ZipInfo(f"{name}.npy"), entry.getvalue())
+    return made.getvalue()
+
+
+def _exported(draws: Draws) -> bytes:
+    """A function of the bits of the keys, by name, for CPUs, GPUs and TPUs."""
+    import jax
+    from jax import export
+
+    def draw(bits: Mapping[str, Any]) -> dict[str, Any]:
+        return draws.draw({name: _key(x, draws.batch[name]) for name, x in bits.items()})
+
+    shapes = {name: jax.eval_shape(_bits, draws.batch[name]) for name in draws.keys}
+    made = export.export(jax.jit(draw), platforms=("cpu", "cuda", "tpu"))(shapes)
+    return bytes(made.serialize())
+
+
+def _bits(key: Any) -> Any:
+    import jax
+
+    from autopar.frontends.jax.inputs import is_key
+
+    return jax.random.key_data(key) if is_key(key) else key
+
+
+def _key(bits: Any, like: Any) -> Any:
+    """The inverse, of keys as ``like`` has them."""
+    import jax
+
+    from autopar.frontends.jax.inputs import is_key
+
+    if not is_key(like):
+        return bits
+    kinds = {jax.eval_shape(partial(jax.random.key, 0, impl=k)).dtype: k for k in KEY_KINDS}
+    return jax.random.wrap_key_data(bits, impl=kinds[like.dtype])

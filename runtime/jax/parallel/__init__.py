@@ -1,0 +1,78 @@
+"""What emitted JAX programs stand on: these modules, put together as ``parallel.py`` beside them.
+
+They import jax and numpy and each other, so that a program trains where nothing else is installed.
+`autopar run` and `autopar verify` run the ``parallel.py`` of the program; of these modules, `Step`
+is there for texts of programs that are in no folder.
+"""
+
+from __future__ import annotations
+
+from autopar.runtime.jax.parallel.attention_rows import attention
+from autopar.runtime.jax.parallel.blocks import Stack, derivative, layer, layers
+from autopar.runtime.jax.parallel.collectives import (
+    all_reduce,
+    all_to_all,
+    copy_to,
+    gather,
+    keep_first,
+    pad,
+    reduce_scatter,
+    scatter,
+    shard,
+    whole,
+)
+from autopar.runtime.jax.parallel.gradients import clipped, join_pieces, norm_of, own_pieces
+from autopar.runtime.jax.parallel.layout import Layout, Leaf, MissingParameters, by_name, paths_of
+from autopar.runtime.jax.parallel.loss_scale import (
+    SCALE_SPECS,
+    first_scale,
+    next_scale,
+    overflowed,
+    scaled_norm,
+    settled,
+)
+from autopar.runtime.jax.parallel.ops import (
+    clamp,
+    conv,
+    cross_entropy,
+    embedding,
+    layer_norm,
+    linear,
+    rms_norm,
+)
+from autopar.runtime.jax.parallel.optimizer import SLOTS, optimizer_step
+from autopar.runtime.jax.parallel.outputs import OutputKinds, Outputs
+from autopar.runtime.jax.parallel.placing import make_mesh, placed, put
+from autopar.runtime.jax.parallel.start import (
+    batch_of,
+    initial_parameters,
+    read_constants,
+    read_draws,
+    read_workload,
+    see_devices,
+)
+from autopar.runtime.jax.parallel.step import Held, Step
+from autopar.runtime.jax.parallel.tables import (
+    BF16,
+    FP16,
+    FP32,
+    Array,
+    Arrays,
+    Block,
+    Parameter,
+    Settings,
+    State,
+)
+from autopar.runtime.jax.parallel.units import gathered, reducing
+
+__all__ = [
+    "BF16", "FP16", "FP32", "SCALE_SPECS", "SLOTS", "Array", "Arrays", "Block", "Held",
+    "Layout", "Leaf", "MissingParameters", "OutputKinds", "Outputs", "Parameter", "Settings",
+    "Stack", "State", "Step", "all_reduce", "all_to_all", "attention", "batch_of", "by_name",
+    "clamp", "clipped", "conv", "copy_to", "cross_entropy", "derivative", "embedding",
+    "first_scale", "gather", "gathered", "initial_parameters", "join_pieces", "keep_first",
+    "layer", "layer_norm", "layers", "linear", "make_mesh", "next_scale", "norm_of",
+    "optimizer_step", "overflowed", "own_pieces", "pad", "paths_of", "placed", "put",
+    "read_constants", "read_draws", "read_workload", "reduce_scatter", "reducing", "rms_norm",
+    "scaled_norm", "scatter", "see_devices", "settled", "shard", "whole",
+]  # fmt: skip

@@ -1,0 +1,73 @@
+"""What the tables of ``model.py`` are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+Array = Any
+Arrays = Mapping[str, Array]
+State = dict[str, Any]
+"""``params`` and one dict of arrays for each slot of the optimizer, what is ``frozen``, and the
+number of ``step``s; in float16 the loss's ``scale``."""
+
+SHARD = "dp_shard"
+"""The mesh axis that splits samples and shares the state of parameters."""
+DATA_AXES = ("dp_replicate", SHARD)
+"""The mesh axes that split samples."""
+
+FP32, BF16, FP16 = map(jnp.dtype, ("float32", "bfloat16", "float16"))
+"""Dtypes as ``model.py`` names them; a check in float64 puts that in their place."""
+
+WHOLE = PartitionSpec()
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a step runs.
+
+    zero:         what ``dp_shard`` splits between steps: 0 nothing, 1 the optimizer's state, 2
+                  gradients too, 3 parameters too (Rajbhandari et al. 2020, "ZeRO", section 5).
+    microbatches: of a step, their gradients added up.
+    precision:    dtype of compute; ``float32`` computes in the dtypes that parameters have.
+    recompute:    what is made again for backward: ``none`` keeps the results of products and the
+                  like, ``compute`` those of collectives, ``full`` a layer's input.
+    whole_inputs: batch entries that every microbatch and device gets uncut.
+    """
+
+    zero: int = 0
+    microbatches: int = 1
+    precision: str = "float32"
+    recompute: str = "none"
+    whole_inputs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter: global shape, the model axes on its dims, stored dtype.
+
+    ``spec``:     may be shorter than the shape; the dims that it leaves out are whole.
+    ``deferred``: axes on which every rank has all of it and a part of its gradient.
+    ``frozen``:   an array that the loss closes over: no gradient, no optimizer state.
+    ``buffer``:   one that ``dp_shard`` does not cut, in its own dtype.
+    """
+
+    shape: tuple[int, ...]
+    spec: PartitionSpec = WHOLE
+    dtype: str = "float32"
+    deferred: tuple[str, ...] = ()
+    frozen: bool = False
+    buffer: bool = False
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block: the module paths of its layers, and one layer's parameters by name. The layers are
+    stored stacked along a first dim."""
+
+    layers: tuple[str, ...]
+    parameters: Mapping[str, Parameter]
