@@ -46,8 +46,11 @@ def count_of(count: int, noun: str, plural: str = "s") -> str:
     return f"{count} {noun}{plural if count != 1 else ''}"
 
 
-def train_heading(plan: Plan, samples: int, command: str, ranks: str, again: str) -> list[str]:
-    """The docstring of ``train.py``; ``command`` starts it, ``again`` says what recomputes."""
+def train_heading(
+    plan: Plan, samples: int, command: str, ranks: str, again: str, called: str
+) -> list[str]:
+    """The docstring of ``train.py``; ``command`` starts it, ``again`` says what recomputes, and
+    ``called`` what of it others call."""
     mesh, micro = plan.program_mesh, plan.microbatches
     width = math.prod(mesh.size(axis) for axis in SAMPLES)
     batch = count_of(samples, "sample")
@@ -68,5 +71,5 @@ def train_heading(plan: Plan, samples: int, command: str, ranks: str, again: str
         f"Recompute: {recompute}{'' if recompute == 'none' else f', {again}'}.",
         f"Precision: {plan.precision}.",
         "",
-        "`autopar run` and `autopar verify` call the `hold`, `backward` and `update` of this file.",
+        f"`autopar run` and `autopar verify` call the {called} of this file.",
     ]

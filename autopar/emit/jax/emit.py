@@ -166,7 +166,14 @@ def _how(plan: Plan, captured: CapturedModel, code: str) -> train.How:
         frozen=", frozen=True)" in code,
         outputs="OUTPUTS = (" in code,
         about=tuple(
-            train_heading(plan, captured.samples, "python", "device", "by SETTINGS of model.py")
+            train_heading(
+                plan,
+                captured.samples,
+                "python",
+                ranks="device",
+                again="by SETTINGS of model.py",
+                called="`hold`, `prepared`, `backward` and `update`",
+            )
         ),
     )
 

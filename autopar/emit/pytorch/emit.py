@@ -136,7 +136,16 @@ def _how(
         ),
         limits="limits=" in model,
         two_level=ranks_inside(plan.all_reduce) or 0,
-        about=tuple(train_heading(plan, samples, start, "rank", "by `recompute` in model.py")),
+        about=tuple(
+            train_heading(
+                plan,
+                samples,
+                start,
+                ranks="rank",
+                again="by `recompute` in model.py",
+                called="`hold`, `backward` and `update`",
+            )
+        ),
     )
 
 
