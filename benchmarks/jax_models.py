@@ -164,8 +164,10 @@ def rotary(x: Any) -> Any:
 
 def llama(
     layers: int, width: int, heads: int, groups: int, hidden: int, vocabulary: int, samples: int,
-    length: int, precision: str = "float32",
+    length: int, precision: str = "float32", written_out: bool = False,
 ) -> autopar.Workload:  # fmt: skip
+    """Layers in a scan; ``written_out``: a list of them, in a Python loop."""
+
     def block(x: Any, p: Tree) -> tuple[Any, None]:
         b, s, _ = x.shape
         h = rms_norm(p["norm1"], x)
@@ -177,7 +179,12 @@ def llama(
         return x + (jax.nn.silu(h @ p["gate"]) * (h @ p["up"])) @ p["down"], None
 
     def loss(params: Tree, batch: Batch) -> Any:
-        x, _ = jax.lax.scan(block, params["embed"][batch["tokens"]], params["layers"])
+        x = params["embed"][batch["tokens"]]
+        if written_out:
+            for p in params["layers"]:
+                x, _ = block(x, p)
+        else:
+            x, _ = jax.lax.scan(block, x, params["layers"])
         return token_loss(rms_norm(params["norm"], x) @ params["head"], batch["labels"])
 
     kv = groups * width // heads
@@ -194,7 +201,7 @@ def llama(
     }
     params = {
         "embed": (vocabulary, width),
-        "layers": layer,
+        "layers": [{n: s[1:] for n, s in layer.items()}] * layers if written_out else layer,
         "norm": (width,),
         "head": (width, vocabulary),
     }
@@ -218,6 +225,15 @@ def mlp(layers: int, width: int, samples: int, precision: str = "float32") -> au
     return workload(loss, params, batch, precision)
 
 
-def llama3_8b(samples: int, length: int, precision: str = "float32") -> autopar.Workload:
+def llama3_8b(
+    samples: int, length: int, precision: str = "float32", written_out: bool = False
+) -> autopar.Workload:
     """Llama Team (2024), "The Llama 3 Herd of Models", table 3."""
-    return llama(32, 4096, 32, 8, 14336, 128256, samples, length, precision)
+    return llama(32, 4096, 32, 8, 14336, 128256, samples, length, precision, written_out)
+
+
+def llama3_405b(
+    samples: int, length: int, precision: str = "float32", written_out: bool = False
+) -> autopar.Workload:
+    """The same table."""
+    return llama(126, 16384, 128, 8, 53248, 128256, samples, length, precision, written_out)
