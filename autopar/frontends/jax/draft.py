@@ -172,7 +172,8 @@ def rewrite(draft: Draft, visit: Visit) -> Draft:
         return replaced.get(operand, operand) if isinstance(operand, Value) else operand
 
     for old in draft.nodes:
-        node = replace(old, inputs=tuple(map(now, old.inputs)))
+        inputs = tuple(map(now, old.inputs)) if replaced else old.inputs
+        node = old if inputs == old.inputs else replace(old, inputs=inputs)
         if node.kind == "scan":
             body = rewrite(node.attrs["body"], visit)
             node = replace(node, attrs={**node.attrs, "body": body})
@@ -231,7 +232,8 @@ def merged(draft: Draft) -> Draft:
         if node.kind == "scan":
             return None
         # the builder stands for the level: a body's values are not visible outside of it
-        identity = (builder, node.kind, node.inputs, repr(sorted(node.attrs.items())))
+        attrs = repr(sorted(node.attrs.items())) if node.attrs else ""
+        identity = (builder, node.kind, node.inputs, attrs)
         if identity in seen:
             return seen[identity]
         seen[identity] = node.outputs
