@@ -7,8 +7,14 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from autopar.emit.jax import parallel as assembled
 from autopar.emit.jax import train as train_text
@@ -101,3 +107,38 @@ def test_what_backward_keeps_is_what_prices_say() -> None:
     """`autopar.nouns.costly` has the table; programs cannot import it."""
     assert blocks._COSTLY == {name for row in costly.TABLE for name in row.primitives}
     assert blocks._MOVED == set(costly.COLLECTIVES.primitives)
+
+
+def state_of(devices: int, factor: float = 1.0) -> dict[str, Any]:
+    """Cut, whole on all, in bfloat16, with odd names, and a number."""
+    mesh = Mesh(jax.devices()[:devices], ("d",))
+    cut, whole = NamedSharding(mesh, P(None, "d")), NamedSharding(mesh, P())
+    x = jnp.arange(32.0).reshape(4, 8) * factor
+    return {
+        "params": {"blocks/up.weight": jax.device_put(x, cut), "norm": jax.device_put(x[0], whole)},
+        "m": {"half": jax.device_put(x.astype(jnp.bfloat16), cut)},
+        "step": jax.device_put(jnp.int32(3), whole),
+    }
+
+
+def test_a_state_comes_back_as_it_lay(tmp_path: Path) -> None:
+    state = state_of(4)
+    parallel.save(tmp_path, state)
+    back = parallel.restore(tmp_path, state_of(4, factor=0.0))
+    for own, other in zip(jax.tree.leaves(state), jax.tree.leaves(back), strict=True):
+        assert own.dtype == other.dtype
+        assert own.sharding == other.sharding
+        assert np.asarray(own).tobytes() == np.asarray(other).tobytes()
+
+
+def test_what_is_not_whole_is_passed_over(tmp_path: Path) -> None:
+    """The newest of two that are whole; none is where a process has not written its file."""
+    state = state_of(2)
+    assert parallel.restore(tmp_path, state) is state
+    parallel.save(tmp_path, state)
+    later = {**state_of(2, factor=2.0), "step": state["step"] + 7}
+    parallel.save(tmp_path, later)
+    assert int(parallel.restore(tmp_path, state)["step"]) == 10
+    (file,) = (tmp_path / "step-10").iterdir()
+    file.rename(file.with_name("0-of-2.npz"))
+    assert int(parallel.restore(tmp_path, state)["step"]) == 3

@@ -20,7 +20,7 @@ FILE = "parallel.py"
 NAME = "parallel"
 MODULES = (
     "tables", "collectives", "attention_rows", "ops", "blocks", "layout", "units", "gradients",
-    "optimizer", "loss_scale", "outputs", "placing", "step", "start",
+    "optimizer", "loss_scale", "outputs", "placing", "step", "start", "kept",
 )  # fmt: skip
 """In the order in which they stand in the file."""
 _HOME = Path(__file__).parents[2] / "runtime" / "jax" / "parallel"

@@ -19,8 +19,8 @@ FILE = "train.py"
 RUNTIME = (
     "Array Arrays Held Layout Leaf OutputKinds SCALE_SPECS State Step batch_of clipped first_scale "
     "gathered initial_parameters join_pieces make_mesh next_scale norm_of optimizer_step "
-    "overflowed own_pieces read_constants read_draws read_workload reducing scaled_norm scatter "
-    "see_devices settled"
+    "overflowed own_pieces read_constants read_draws read_workload reducing restore save "
+    "scaled_norm scatter see_devices settled"
 ).split()
 
 
@@ -319,43 +319,51 @@ def _main(how: How) -> list[str]:
     given = "workload, step.layout" + ", model.STACKS" * how.stacks
     start = f"initial_parameters({given})"
     if how.frozen:
-        start += ', read_constants(folder / "constants.npz", step.layout)'
+        start += ', read_constants(home / "constants.npz", step.layout)'
     batch = "batch_of(workload, number)"
     inside: list[Row] = [
         ("import model",),
         ("",),
-        ("folder = Path(__file__).resolve().parent",),
+        ("home = Path(__file__).resolve().parent",),
         ("see_devices(model.MESH)", "as many CPUs where there is no accelerator"),
-        ('workload = read_workload(folder / "workload", WORKLOAD)',),
+        ('workload = read_workload(home / "workload", WORKLOAD)',),
         ("# jax.jit of jax.shard_map over the mesh: `backward`, then `update`, the state donated",),
         ("step = Step(model, workload, sys.modules[__name__])",),
         (f"state = step.initial({start})", "each device makes its pieces", True),
     ]
     if how.draws:
-        inside.append(('draw = read_draws(folder / "draws.bin")',))
+        inside.append(('draw = read_draws(home / "draws.bin")',))
         batch = f"draw({batch})"
     return [
-        "def main(steps: int) -> None:",
+        "def main(steps: int, folder: Path | None = None, every: int = 1000) -> None:",
         *lines_of(
             4,
-            ('"""What every process runs; of one process, it sees all devices."""',),
+            ('"""What every process runs; a process alone sees all devices. Saves in ``folder``,',),
+            ("and goes on from there.",),
+            ('"""',),
             *inside,
-            ("for number in range(steps):",),
+            ("if folder is not None:",),
+            ("    state = restore(folder, state)",),
+            ('for number in range(int(state["step"]), steps):',),
         ),
         *lines_of(
             8,
             (f"batch = {batch}",),
             ("state, loss, *_ = step.step(state, step.cut(batch))",),
             ('print(f"step {number}  loss {float(loss):.6f}", flush=True)',),
+            ("if folder is not None and (number + 1) % every == 0:",),
+            ("    save(folder, state)",),
         ),
         "",
         "",
         'if __name__ == "__main__":',
         "    parser = argparse.ArgumentParser()",
         '    parser.add_argument("--steps", type=int, default=10)',
+        '    parser.add_argument("--save", type=Path, help="folder, where it goes on from, too")',
+        '    parser.add_argument("--every", type=int, default=1000, help="steps between saves")',
         '    parser.add_argument("--distributed", action="store_true", help="of many processes")',
         "    arguments = parser.parse_args()",
         "    if arguments.distributed:",
         "        jax.distributed.initialize()  # Slurm, TPU pods and the like say who is there",
-        "    main(arguments.steps)",
+        "    main(arguments.steps, arguments.save, arguments.every)",
     ]

@@ -22,6 +22,7 @@ from autopar.runtime.jax.parallel.collectives import (
     whole,
 )
 from autopar.runtime.jax.parallel.gradients import clipped, join_pieces, norm_of, own_pieces
+from autopar.runtime.jax.parallel.kept import restore, save
 from autopar.runtime.jax.parallel.layout import Layout, Leaf, MissingParameters, by_name, paths_of
 from autopar.runtime.jax.parallel.loss_scale import (
     SCALE_SPECS,
@@ -73,6 +74,6 @@ __all__ = [
     "first_scale", "gather", "gathered", "initial_parameters", "join_pieces", "keep_first",
     "layer", "layer_norm", "layers", "linear", "make_mesh", "next_scale", "norm_of",
     "optimizer_step", "overflowed", "own_pieces", "pad", "paths_of", "placed", "put",
-    "read_constants", "read_draws", "read_workload", "reduce_scatter", "reducing", "rms_norm",
-    "scaled_norm", "scatter", "see_devices", "settled", "shard", "whole",
+    "read_constants", "read_draws", "read_workload", "reduce_scatter", "reducing", "restore",
+    "rms_norm", "save", "scaled_norm", "scatter", "see_devices", "settled", "shard", "whole",
 ]  # fmt: skip
