@@ -102,7 +102,7 @@ levels:
 """
 WITHOUT = ("vit", "resnet", "convnext", "examples/04_resnet.py", "examples/06_unet.py")
 """They have no dim of tokens."""
-NOT_YET = ("examples/05_gpt_jax.py",)
+NOT_YET = ("examples/05_gpt_jax.py", "examples/12_state_space_jax.py")
 """JAX programs keep sequences whole."""
 SHOULD_BE = ("does not divide the", "a sum over the batch", "would add the experts' bias")
 """Refused as it should be: heads or experts that ranks cannot share evenly, a loss of which
