@@ -254,7 +254,9 @@ def step_of(kind: str, heads: int, way: Way, shapes: Tree, devices: int) -> Any:
         out_specs=(held, state, state, PartitionSpec()),
         check_vma=False,
     )
-    return jax.jit(shared, donate_argnums=(0, 1, 2))
+    # else XLA keeps gathered parameters for backward on CPUs, where layers are in a Python loop
+    options = {"xla_disable_hlo_passes": "cse_barrier_expander"} if way.zero == 3 else None
+    return jax.jit(shared, donate_argnums=(0, 1, 2), compiler_options=options)
 
 
 def _reduced(way: Way, devices: int, gradient: Any, spec: PartitionSpec) -> Any:
