@@ -43,6 +43,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from autopar.cost_models.catalogue import UnknownDevice, device_from_figures, find_device
 from autopar.cost_models.units import Quantity, UnitError, parse_quantity
 from autopar.files.file_errors import sentences, unique_yaml, yaml_sentence
+from autopar.files.slice_file import SliceFileError, cluster_of_slice
 from autopar.nouns.cluster import Cluster, Device, DeviceGroup
 from autopar.nouns.errors import UserError
 from autopar.nouns.level import Level, slowest_levels
@@ -106,6 +107,7 @@ class _LevelText(_Strict):
     topology: Literal["switch", "torus", "bus"] = "switch"
     oversubscription: float = Field(default=1.0, ge=1.0, le=1000.0)
     torus_shape: list[int] = []
+    torus_wraps: list[bool] = []
     in_network_reduction: bool = False
     library: Literal["nccl", "gloo", "xla"] = "nccl"
 
@@ -155,7 +157,14 @@ def cluster_from_text(text: str, default_name: str = "cluster") -> Cluster:
     except yaml.YAMLError as error:
         raise ClusterFileError(yaml_sentence(error)) from None
     if not isinstance(data, dict):
-        raise ClusterFileError("expected `groups:` and `levels:` (see examples/clusters/)")
+        raise ClusterFileError(
+            "expected `groups:` and `levels:`, or `slice:` (see examples/clusters/)"
+        )
+    if "slice" in data:
+        try:
+            return cluster_of_slice(data, default_name)
+        except SliceFileError as error:
+            raise ClusterFileError(str(error)) from None
     try:
         parsed = _ClusterText.model_validate(data)
     except ValidationError as error:
@@ -282,6 +291,11 @@ def _levels(
                 f"{where}.torus_shape {'x'.join(map(str, shape))} = {_product(shape)} "
                 f"does not make up the span {text.span} from domains of {inner}"
             )
+        if text.torus_wraps and len(text.torus_wraps) != len(shape):
+            raise ClusterFileError(
+                f"{where}.torus_wraps has {len(text.torus_wraps)} entries for the {len(shape)} "
+                "dimensions of torus_shape; say of each whether it is a ring (true or false)"
+            )
         ports = text.ports or inner
         if ports > inner:
             raise ClusterFileError(
@@ -297,6 +311,7 @@ def _levels(
                 topology=text.topology,
                 oversubscription=text.oversubscription,
                 torus_shape=shape,
+                torus_wraps=tuple(text.torus_wraps),
                 in_network_reduction=text.in_network_reduction,
                 library=text.library,
             )
