@@ -1,0 +1,169 @@
+"""Compiling the training step of a JAX plan ahead, for devices that need not be there.
+
+`compile_ahead` starts a process of its own, since the environment that a compiler needs must be
+there before jax is; that process is this module::
+
+    python -m autopar.runtime.ahead.compile_job '{"json": "options"}' <file for the result>
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from autopar.lowering.collectives import Row
+from autopar.runtime.ahead.described import CannotCompile, Described, environment
+from autopar.runtime.jobs.failures import failure, report
+
+_SHOWN = 400
+"""Letters of what a process that died wrote."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """What a compiler made of a step: bytes on one device, and its collectives.
+
+    results:     bytes of what a step returns in no argument's place.
+    collectives: empty with a reason in ``unread`` where the compiled module cannot be read.
+    """
+
+    target: str
+    compiler: str
+    time_s: float
+    arguments: int
+    temporaries: int
+    results: int
+    code: int
+    collectives: tuple[Row, ...]
+    unread: str = ""
+
+    @property
+    def total(self) -> int:
+        """Of arrays."""
+        return self.arguments + self.temporaries + self.results
+
+
+def check(target: Described) -> None:
+    """Raises `CannotCompile` where there is no compiler for ``target``, or it does not know it."""
+    if target.platform != "cpu":
+        _start({"target": target.as_dict()}, target)
+
+
+def compile_ahead(folder: str | Path, target: Described) -> Compiled:
+    """Compiles the step of the plan in ``folder``.
+
+    Raises:
+        CannotCompile: no compiler, an unknown topology, a compiler that ended.
+        UserError:     what reading the plan raises.
+    """
+    made = _start({"target": target.as_dict(), "plan": str(folder)}, target)
+    rows = tuple(Row(**row) for row in made.pop("collectives"))
+    return Compiled(target=str(target), collectives=rows, **made)
+
+
+def _start(options: Mapping[str, Any], target: Described) -> dict[str, Any]:
+    """The result of a process that this module is."""
+    with tempfile.TemporaryDirectory(prefix="autopar-") as results:
+        file = Path(results) / "result.json"
+        command = [sys.executable, "-m", __spec__.name, json.dumps(options), str(file)]
+        env = {**os.environ, **environment(target)}
+        done = subprocess.run(command, env=env, capture_output=True, text=True)
+        if not file.exists():
+            last = " ".join(done.stderr.split())[-_SHOWN:]
+            raise CannotCompile(
+                f"--compile: the compiler for {target} ended with exit code {done.returncode} and "
+                f"no result; it wrote: {last}"
+            )
+        answer: dict[str, Any] = json.loads(file.read_text())
+    if "error" in answer:
+        raise failure(answer, f"compiling for {target}")
+    result: dict[str, Any] = answer["result"]
+    return result
+
+
+def main(options: Mapping[str, Any]) -> dict[str, Any]:
+    """What the process answers: its result, or the error that it stops with."""
+    folder = options.get("plan", "")
+    try:
+        target = Described.from_dict(options["target"])
+        return {"result": _compiled(folder, target) if folder else _known(target)}
+    except Exception as error:  # the parent prints it
+        return report(error, 0, "while compiling", folder)
+
+
+def _known(target: Described) -> dict[str, Any]:
+    from autopar.runtime.ahead.described import devices_of
+
+    devices_of(target)
+    return {}
+
+
+def _compiled(folder: str, target: Described) -> dict[str, Any]:
+    from autopar.runtime.ahead.described import devices_of, standing_in
+    from autopar.runtime.verify.jax import counting
+
+    devices = devices_of(target)
+    with standing_in(target, devices):
+        step, batch = _step(folder)
+        lowered = step.step.lower(*step.shapes(batch))
+        if target.platform == "cpu":  # which widens bfloat16
+            counting.mark_asked_dtypes(lowered.compiler_ir("stablehlo").operation)
+        begin = time.perf_counter()
+        made = lowered.compile()
+    compiled_s = time.perf_counter() - begin
+    memory = made.memory_analysis()
+    rows, unread = _collectives(made, step.layout.mesh)
+    return {
+        "compiler": _compiler(target),
+        "time_s": compiled_s,
+        "arguments": memory.argument_size_in_bytes,
+        "temporaries": memory.temp_size_in_bytes,
+        "results": memory.output_size_in_bytes - memory.alias_size_in_bytes,
+        "code": memory.generated_code_size_in_bytes,
+        "collectives": [asdict(row) for row in rows],
+        "unread": unread,
+    }
+
+
+def _step(folder: str) -> tuple[Any, Mapping[str, Any]]:
+    """The step of a plan's program, and a batch that it takes."""
+    from autopar.runtime.jax.load import read
+    from autopar.runtime.jax.step import Step
+    from autopar.runtime.jax.training import global_batch
+    from autopar.runtime.shared.program_module import read_train
+
+    program = read(folder)
+    return Step(program.model, program.workload, read_train(folder)), global_batch(program, 0)
+
+
+def _collectives(made: Any, mesh: Mapping[str, int]) -> tuple[list[Row], str]:
+    from autopar.runtime.verify.jax import counting
+
+    try:
+        return counting.collectives(made.as_text(), mesh), ""
+    except counting.UnknownTripCount as error:
+        return [], str(error)
+    except Exception as error:  # jaxlib cannot print every module of a newer libtpu
+        return [], f"the compiled module cannot be read: {str(error).splitlines()[0][:_SHOWN]}"
+
+
+def _compiler(target: Described) -> str:
+    return f"XLA of jaxlib {version('jaxlib')}" if target.platform == "cpu" else _libtpu()
+
+
+def _libtpu() -> str:
+    return f"libtpu {version('libtpu')}"
+
+
+if __name__ == "__main__":
+    made = main(json.loads(sys.argv[1]))
+    Path(sys.argv[2]).write_text(json.dumps(made))
