@@ -41,6 +41,7 @@ _DTYPE_NAMES = {
 _DTYPE_FALLBACK = {
     "fp4": "fp8",
     "fp8": "bf16",
+    "int8": "bf16",
     "bf16": "fp16",
     "fp16": "fp32",
     "tf32": "fp32",
