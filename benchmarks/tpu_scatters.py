@@ -3,7 +3,8 @@
     python -m benchmarks.tpu_scatters [--json [FILE]] [--only TEXT]
 
 Compiles one `psum_scatter` and one `all_gather` over each axis of each mesh, for described slices,
-and reads the compiled module; beside it what prices assume (`torus.sums_whole`). No TPU is needed,
+and reads the compiled module; beside it what prices assume (`torus.sums_whole`), and what they
+take a GiB of float32 for. No TPU is needed,
 but libtpu is: `pip install libtpu`, of the version that the installed jax names. The last rows
 scatter over the whole slice in turn: over one axis, then what is left over another. Exits with 1
 where the compiler does what is not priced.
@@ -12,6 +13,7 @@ where the compiler does what is not priced.
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import re
 import subprocess
@@ -20,14 +22,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from autopar.cost_models.catalogue import find_device
+from autopar.cost_models.collectives import AxisGroup, on_torus, price
 from autopar.cost_models.slices import find_slice
-from autopar.cost_models.torus import sums_whole
+from autopar.nouns.cluster import Cluster, DeviceGroup
 from autopar.nouns.errors import UserError
 from autopar.runtime.ahead.described import Described, devices_of, environment
 from benchmarks.figures import Target, show
 
 CHILD = "AUTOPAR_TPU_SCATTERS"
 ROWS, COLUMNS = 16384, 1024
+PRICED_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +88,7 @@ CASES = (
     Case("v5e-4x4", (8, 2), ((0,), (1,))),
     Case("v5e-16x16", (128, 2), ((0,), (1,))),
     Case("v5p-4x4x4", (16, 4), ((0,), (1,))),
+    Case("v5p-4x4x4", (32, 2), ((0,), (1,))),
     Case("v5p-4x4x4", (4, 4, 4), ((0,), (1,), (2,))),
 )
 
@@ -135,25 +141,33 @@ def sums(text: str) -> bool:
     return False
 
 
-def priced(case: Case) -> bool:
-    """Whether prices take any of the scatters for an all-reduce."""
+def groups(case: Case) -> list[AxisGroup]:
+    """What each scatter goes over."""
+    sizes = case.mesh
+    return [
+        AxisGroup(math.prod(sizes[dim] for dim in axes), math.prod(sizes[max(axes) + 1 :]))
+        for axes in case.axes
+    ]
+
+
+def priced(case: Case) -> tuple[bool, float]:
+    """Whether prices take any of the scatters for an all-reduce, and the seconds of all of them."""
     one = find_slice(case.slice)
-    level = one.levels()[-1]
-    whole = False
-    for axes in case.axes:
-        ranks, stride = 1, 1
-        for dim in axes:
-            ranks *= case.mesh[dim]
-        for size in case.mesh[max(axes) + 1 :]:
-            stride *= size
-        across = ranks * stride > one.device_count and ranks > case.slices
-        inside = min(ranks, one.device_count // stride)
-        whole = whole or sums_whole(level, inside, stride, across)
-    return whole
+    device = find_device(one.generation.device)
+    group = DeviceGroup(device, one.device_count * case.slices)
+    cluster = Cluster(case.slice, (group,), one.levels(case.slices))
+    size_bytes, whole, seconds = float(PRICED_BYTES), False, 0.0
+    for over in groups(case):
+        place = on_torus(cluster, over)
+        whole = whole or (place is not None and place.whole)
+        seconds += price(cluster, "reduce_scatter", over).time_s(size_bytes)
+        size_bytes /= over.size
+    return whole, seconds
 
 
 def row(case: Case) -> dict[str, Any]:
     scatters = sums(compiled(case, gathers=False))
+    whole, seconds = priced(case)
     over = " then ".join("x".join(str(case.mesh[dim]) for dim in axes) for axes in case.axes)
     return {
         "slice": case.slice + (f" x {case.slices}" if case.slices > 1 else ""),
@@ -161,7 +175,8 @@ def row(case: Case) -> dict[str, Any]:
         "over": over,
         "reduce-scatter": "all-reduce" if scatters else "reduce-scatter",
         "all-gather": "all-reduce" if sums(compiled(case, gathers=True)) else "all-gather",
-        "priced as": "all-reduce" if priced(case) else "reduce-scatter",
+        "priced as": "all-reduce" if whole else "reduce-scatter",
+        "ms a GiB": round(1e3 * seconds, 1),
     }
 
 
