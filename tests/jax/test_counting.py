@@ -56,6 +56,22 @@ def test_modules_that_shardy_partitioned(name: str, mesh: dict[str, int], rows: 
 
 
 @pytest.mark.parametrize(
+    ("name", "row"),
+    [
+        ("cpu_sum_then_slice", Row("reduce_scatter", "tp", 16 * 16 * 4, 1)),
+        ("cpu_sum_then_slice_of_columns", Row("reduce_scatter", "dp", 16 * 16 * 4, 1)),
+    ],
+)
+def test_a_sum_of_which_each_device_reads_its_piece_may_count_as_asked(name: str, row: Row) -> None:
+    mesh = {"dp": 4, "tp": 2}
+    text = (MODULES / f"{name}.txt").read_text()
+    assert counting.collectives(text, mesh, by_readers=True) == [row]
+    assert [other.kind for other in counting.collectives(text, mesh)] == ["all_reduce"]
+    both = (MODULES / "cpu_mesh_in_another_order.txt").read_text()
+    assert counting.collectives(both, mesh, by_readers=True) == counting.collectives(both, mesh)
+
+
+@pytest.mark.parametrize(
     ("text", "group"),
     [
         ("replica_groups={{0,3},{1,2}}", {0, 3}),

@@ -63,44 +63,60 @@ def mark_asked_dtypes(module: Any) -> None:
     module.walk(note)
 
 
-def collectives(hlo: str, mesh: Mapping[str, int]) -> list[Row]:
+def collectives(hlo: str, mesh: Mapping[str, int], by_readers: bool = False) -> list[Row]:
     """Every collective of the program, on one device; ``size_bytes`` is the full-size side.
 
-    Axes are found from the groups: ``"dp_replicate+dp_shard"`` for one over both. Raises
-    `UnknownTripCount`.
+    Axes are found from the groups: ``"dp_replicate+dp_shard"`` for one over both. ``by_readers``:
+    an all-reduce of which each device reads its piece alone counts as the reduce-scatter that was
+    asked for; a CPU's compiler, whose partitioner writes no other, moves all of it nevertheless.
+
+    Raises `UnknownTripCount`.
     """
     module = parse(hlo)
     groups = groups_of_axes(mesh)
     counts: Counter[tuple[str, str, int]] = Counter()
-    _count(module, module.entry, 1, counts, groups)
+    for where, one, times in _issued(module, module.entry, 1):
+        kind, axis, size = _collective(one, where, groups)
+        if by_readers and kind == "all_reduce" and _pieces_read(module, where, one):
+            kind = "reduce_scatter"
+        counts[kind, axis, size] += times
     return [Row(*what, count) for what, count in sorted(counts.items())]
 
 
-def _count(
-    module: Module,
-    name: str,
-    times: int,
-    counts: Counter[tuple[str, str, int]],
-    groups: Mapping[frozenset[int], str],
-) -> bool:
-    """Adds what ``name`` runs; says whether there was anything."""
+def _pieces_read(module: Module, where: Computation, one: Instruction) -> bool:
+    """Whether each device reads one of as many pieces as its group has devices."""
+    slices = module.slices_read(where, one.name)
+    pieces = len(group_of(one.text))
+    whole = _elements(one.type)
+    return bool(slices) and all(_elements(s) * pieces == whole for s in slices or ())
+
+
+def _elements(of_type: str) -> int:
+    return sum(
+        math.prod(int(d) for d in dims.split(",") if d) for _, dims in _SHAPE.findall(of_type)
+    )
+
+
+Issued = tuple[Computation, Instruction, int]
+"""Where a collective stands, the collective, and how often it runs."""
+
+
+def _issued(module: Module, name: str, times: int) -> list[Issued]:
+    """What ``name`` runs."""
     here = module.computations.get(name)
     if here is None or _goes_on(here):
-        return False
-    some = False
+        return []
+    every: list[Issued] = []
     for one in here.instructions.values():
         if _kind(one) and not _evens_out(one, here):
-            counts[_collective(one, here, groups)] += times
-            some = True
+            every.append((here, one, times))
             continue
         for called, trips in module.called(one):
-            if trips == 0:
-                continue
-            inside = _count(module, called, times * (trips or 1), counts, groups)
+            inside = _issued(module, called, times * (1 if trips is None else trips))
             if inside and trips is None:
                 raise UnknownTripCount(f"XLA does not say how often the loop {called} runs")
-            some = some or inside
-    return some
+            every += inside if trips != 0 else []
+    return every
 
 
 def _goes_on(here: Computation) -> bool:

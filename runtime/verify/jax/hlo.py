@@ -63,6 +63,37 @@ class Module:
             names += [name.strip(" %") for name in several.split(",") if name] or [single]
         return [(name, 1) for name in names]
 
+    def slices_read(self, where: Computation, name: str) -> list[str] | None:
+        """Types of the slices that all readers of ``name`` take, each an element's device chooses;
+        None where anything reads it otherwise, or nothing does."""
+        if where.root is not None and where.root.name == name:
+            return None
+        taken: list[str] = []
+        for reader in where.instructions.values():
+            for place, operand in enumerate(reader.operands):
+                if operand != name:
+                    continue
+                more = self._slices_of(where, reader, place)
+                if more is None:
+                    return None
+                taken += more
+        return taken or None
+
+    def _slices_of(self, where: Computation, reader: Instruction, place: int) -> list[str] | None:
+        if reader.opcode == "dynamic-slice":
+            return None if place else [reader.type]
+        if reader.opcode in _SAME | {"get-tuple-element"}:
+            return self.slices_read(where, reader.name)
+        if reader.opcode != "fusion":
+            return None
+        body = self.computations[_CALLED.findall(reader.rest)[0]]
+        inside = [
+            one.name
+            for one in body.instructions.values()
+            if one.opcode == "parameter" and f" parameter({place})" in one.text
+        ]
+        return self.slices_read(body, inside[0])
+
     def trips(self, loop: Instruction) -> int | None:
         """How often a loop runs: as XLA has written at it, else from its counter."""
         if known := _TRIPS.search(loop.text):
