@@ -33,7 +33,15 @@ def compiled_parts(
     parts: list[RenderableType] = [Text(title, style="bold"), indented(_memory(made, memory))]
     if made.unread:
         return [*parts, Text(f"Collectives are not known: {made.unread}."), Text()]
-    return [*parts, Text(), indented(_collectives(made.collectives, priced)), Text()]
+    parts += [Text(), indented(_collectives(made.collectives, priced)), Text()]
+    if made.hosts_move:
+        parts.append(
+            Text(
+                f"Between slices hosts pass {made.hosts_move} more messages, which are not counted "
+                "here: of an axis that goes across slices, bytes are less than planned."
+            )
+        )
+    return parts
 
 
 def compiled_object(
@@ -59,6 +67,7 @@ def compiled_object(
         ],
         "issued": [asdict(row) for row in made.collectives],
         "unread": made.unread or None,
+        "messages_between_slices": made.hosts_move,
     }
 
 

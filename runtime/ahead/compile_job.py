@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -24,6 +25,7 @@ from autopar.lowering.collectives import Row
 from autopar.runtime.ahead.described import CannotCompile, Described, environment
 from autopar.runtime.jobs.failures import failure, report
 
+_BETWEEN_SLICES = re.compile(r" send\(.*_xla_megascale_transfer_type=")
 _SHOWN = 400
 """Letters of what a process that died wrote."""
 
@@ -33,6 +35,7 @@ class Compiled:
     """What a compiler made of a step: bytes on one device, and its collectives.
 
     results:     bytes of what a step returns in no argument's place.
+    hosts_move:  messages that hosts pass between slices, which no collective of the module is.
     collectives: empty with a reason in ``unread`` where the compiled module cannot be read.
     """
 
@@ -45,6 +48,7 @@ class Compiled:
     code: int
     collectives: tuple[Row, ...]
     unread: str = ""
+    hosts_move: int = 0
 
     @property
     def total(self) -> int:
@@ -121,7 +125,7 @@ def _compiled(folder: str, target: Described) -> dict[str, Any]:
         made = lowered.compile()
     compiled_s = time.perf_counter() - begin
     memory = made.memory_analysis()
-    rows, unread = _collectives(made, step.layout.mesh)
+    rows, unread, messages = _collectives(made, step.layout.mesh)
     return {
         "compiler": _compiler(target),
         "time_s": compiled_s,
@@ -131,6 +135,7 @@ def _compiled(folder: str, target: Described) -> dict[str, Any]:
         "code": memory.generated_code_size_in_bytes,
         "collectives": [asdict(row) for row in rows],
         "unread": unread,
+        "hosts_move": messages,
     }
 
 
@@ -145,15 +150,19 @@ def _step(folder: str) -> tuple[Any, Mapping[str, Any]]:
     return Step(program.model, program.workload, read_train(folder)), global_batch(program, 0)
 
 
-def _collectives(made: Any, mesh: Mapping[str, int]) -> tuple[list[Row], str]:
+def _collectives(made: Any, mesh: Mapping[str, int]) -> tuple[list[Row], str, int]:
+    """The collectives, why they are not known, and the messages that hosts pass between slices."""
     from autopar.runtime.verify.jax import counting
 
     try:
-        return counting.collectives(made.as_text(), mesh), ""
-    except counting.UnknownTripCount as error:
-        return [], str(error)
+        text = made.as_text()
     except Exception as error:  # jaxlib cannot print every module of a newer libtpu
-        return [], f"the compiled module cannot be read: {str(error).splitlines()[0][:_SHOWN]}"
+        why = str(error).splitlines()[0][:_SHOWN]
+        return [], f"the compiled module cannot be read: {why}", 0
+    try:
+        return counting.collectives(text, mesh), "", len(_BETWEEN_SLICES.findall(text))
+    except NotImplementedError as error:
+        return [], str(error), 0
 
 
 def _compiler(target: Described) -> str:

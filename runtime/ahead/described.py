@@ -108,17 +108,11 @@ def _rank(device: Any) -> tuple[int, ...]:
 def standing_in(target: Described, devices: Sequence[Any]) -> Iterator[None]:
     """Inside, JAX answers that these devices are all there are, and makes meshes of them."""
     import jax
-    import numpy as np
-    from jax.sharding import Mesh
 
     own = jax.make_mesh
 
-    def make_mesh(shape: Sequence[int], names: Sequence[str], **more: Any) -> Mesh:
-        if target.slices == 1:
-            return own(tuple(shape), tuple(names), **{**more, "devices": devices})
-        # make_mesh does not know of slices; ranks follow the slices, and so do the outer axes
-        kinds = more.get("axis_types")
-        return Mesh(np.array(devices).reshape(tuple(shape)), tuple(names), axis_types=kinds)
+    def make_mesh(shape: Sequence[int], names: Sequence[str], **more: Any) -> Any:
+        return own(tuple(shape), tuple(names), **{"devices": devices, **more})
 
     answers: dict[str, Any] = {
         "make_mesh": make_mesh,

@@ -7,6 +7,7 @@ is reduced when is the table of `autopar.lowering.state`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from types import MappingProxyType, ModuleType
@@ -16,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from autopar.emit.jax.train import How, train_text
@@ -340,9 +342,27 @@ def held(state: State) -> State:
 
 
 def make_mesh(**sizes: int) -> Mesh:
-    """The mesh of all devices, axes outermost first."""
-    auto = (AxisType.Auto,) * len(sizes)
-    return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=auto)
+    """The mesh of all devices, axes outermost first.
+
+    `jax.make_mesh` refuses axes that share a dim of a TPU's torus, and several slices of TPUs: the
+    outermost axes are to go across these.
+    """
+    shape, auto = tuple(sizes.values()), (AxisType.Auto,) * len(sizes)
+    devices = jax.devices()[: math.prod(shape)]
+    is_tpu = devices[0].platform == "tpu"
+    slices = {getattr(device, "slice_index", 0) if is_tpu else 0 for device in devices}
+    across, left = [], len(slices)
+    for size in shape:
+        across.append(math.gcd(size, left))
+        left //= across[-1]
+    if max(across, default=1) > 1:
+        inside = [size // ways for size, ways in zip(shape, across, strict=True)]
+        placed_on = mesh_utils.create_hybrid_device_mesh(
+            inside, across, devices, allow_split_physical_axes=True
+        )
+    else:
+        placed_on = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
+    return Mesh(placed_on, tuple(sizes), axis_types=auto)
 
 
 def _train_of(layout: Layout, workload: Workload, outputs: bool) -> ModuleType:

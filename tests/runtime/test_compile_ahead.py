@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from typing import Any
 
@@ -90,14 +91,6 @@ def test_nobody_is_asked_which_devices_there_are() -> None:
     assert jax.device_count() >= 1
 
 
-def test_a_mesh_over_slices_follows_the_slices() -> None:
-    import jax
-
-    (device,) = devices.devices_of(Described("cpu", 1))
-    with standing_in(Described("tpu", 1, "v5e:1x1", (False, False), 2), [device]):
-        assert jax.make_mesh((1,), ("a",), axis_types=(jax.sharding.AxisType.Auto,)).size == 1
-
-
 def test_the_environment_is_that_of_the_platform() -> None:
     assert "device_count=4" in environment(Described("cpu", 4))["XLA_FLAGS"]
     assert environment(V5E)["TPU_SKIP_MDS_QUERY"] == "1"
@@ -144,3 +137,27 @@ def test_a_module_that_cannot_be_read_leaves_the_memory() -> None:
     text = to_text(compiled_parts(compiled(unread="no text"), MEMORY, []))
     assert "Collectives are not known: no text." in text
     assert "total" in text
+
+
+@pytest.mark.parametrize(
+    ("target", "sizes"),
+    [
+        (Described("tpu", 64, "v5p:4x4x4", (True,) * 3), {"a": 2, "b": 32}),
+        (Described("tpu", 16, "v6e:4x4", (False,) * 2), {"a": 2, "b": 8}),
+        (Described("tpu", 16, "v5e:2x4", (False,) * 2, 2), {"a": 4, "b": 4}),
+    ],
+)
+def test_programs_make_meshes_that_jax_make_mesh_refuses(
+    target: Described, sizes: dict[str, int]
+) -> None:
+    pytest.importorskip("libtpu")
+    from autopar.runtime.jax.step import make_mesh
+
+    for name, text in environment(target).items():  # of a process of its own, elsewhere
+        os.environ.setdefault(name, text)
+    made = devices.devices_of(target)
+    with standing_in(target, made):
+        mesh = make_mesh(**sizes)
+    slices = [getattr(device, "slice_index", 0) for device in mesh.devices.flat]
+    assert slices == sorted(slices)
+    assert len(set(mesh.devices.flat)) == target.devices
