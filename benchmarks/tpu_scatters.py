@@ -6,7 +6,8 @@ Compiles one `psum_scatter` and one `all_gather` over each axis of each mesh, fo
 and reads the compiled module; beside it what prices assume (`torus.sums_whole`), and what they
 take a GiB of float32 for. No TPU is needed,
 but libtpu is: `pip install libtpu`, of the version that the installed jax names. The last rows
-scatter over the whole slice in turn: over one axis, then what is left over another. Exits with 1
+scatter over the whole slice in turn: over one axis, then what is left over another, or over parts
+of one axis. Exits with 1
 where the compiler does what is not priced.
 """
 
@@ -39,13 +40,16 @@ PRICED_BYTES = 1 << 30
 class Case:
     """A slice, its devices as a mesh in rank order, and the axes that are scattered over.
 
-    axes: one entry a scatter, after each other; an entry has the numbers of mesh dims.
+    axes:  one entry a scatter, after each other; an entry has the numbers of mesh dims.
+    first: of a mesh of one axis: groups of so many ranks are scattered over first, then what is
+           left of it (`axis_index_groups`); 0: all at once.
     """
 
     slice: str
     mesh: tuple[int, ...]
     axes: tuple[tuple[int, ...], ...] = ((0,),)
     slices: int = 1
+    first: int = 0
 
 
 CASES = (
@@ -90,6 +94,9 @@ CASES = (
     Case("v5p-4x4x4", (16, 4), ((0,), (1,))),
     Case("v5p-4x4x4", (32, 2), ((0,), (1,))),
     Case("v5p-4x4x4", (4, 4, 4), ((0,), (1,), (2,))),
+    Case("v5e-4x4", (16,), first=8),
+    Case("v5e-16x16", (256,), first=128),
+    Case("v5p-4x4x4", (64,), first=32),
 )
 
 
@@ -110,10 +117,15 @@ def compiled(case: Case, gathers: bool) -> str:
     mesh = Mesh(np.array(devices_of(described(case))).reshape(case.mesh), names(case.mesh))
     over = [tuple(names(case.mesh)[dim] for dim in axes) for axes in case.axes]
     split = PartitionSpec(tuple(axis for axes in over for axis in axes))
+    steps: list[tuple[Any, list[list[int]] | None]] = [(axes, None) for axes in over]
+    if case.first:
+        steps = [(over[0][0], ranks) for ranks in in_two(case.mesh[0], case.first)]
 
     def scatter(x: Any) -> Any:
-        for axes in over:
-            x = jax.lax.psum_scatter(x, axes, scatter_dimension=0, tiled=True)
+        for axes, ranks in steps:
+            x = jax.lax.psum_scatter(
+                x, axes, scatter_dimension=0, axis_index_groups=ranks, tiled=True
+            )
         return x
 
     def gather(x: Any) -> Any:
@@ -141,9 +153,20 @@ def sums(text: str) -> bool:
     return False
 
 
+def in_two(ranks: int, first: int) -> tuple[list[list[int]], list[list[int]]]:
+    """Groups of two scatters that leave rank i with piece i: ``first`` ranks evenly apart, then
+    neighbours."""
+    apart = ranks // first
+    wide = [list(range(start, ranks, apart)) for start in range(apart)]
+    return wide, [list(range(start, start + apart)) for start in range(0, ranks, apart)]
+
+
 def groups(case: Case) -> list[AxisGroup]:
     """What each scatter goes over."""
     sizes = case.mesh
+    if case.first:
+        apart = sizes[0] // case.first
+        return [AxisGroup(case.first, apart), AxisGroup(apart)]
     return [
         AxisGroup(math.prod(sizes[dim] for dim in axes), math.prod(sizes[max(axes) + 1 :]))
         for axes in case.axes
@@ -169,6 +192,8 @@ def row(case: Case) -> dict[str, Any]:
     scatters = sums(compiled(case, gathers=False))
     whole, seconds = priced(case)
     over = " then ".join("x".join(str(case.mesh[dim]) for dim in axes) for axes in case.axes)
+    if case.first:
+        over = f"{case.first} then {case.mesh[0] // case.first} of it"
     return {
         "slice": case.slice + (f" x {case.slices}" if case.slices > 1 else ""),
         "mesh": "x".join(map(str, case.mesh)),
