@@ -26,6 +26,7 @@ from autopar.runtime.ahead.described import CannotCompile, Described, environmen
 from autopar.runtime.jobs.failures import failure, report
 
 _BETWEEN_SLICES = re.compile(r" send\(.*_xla_megascale_transfer_type=")
+_DUMPED = ("--xla_jf_dump_hlo_text=true", "--xla_jf_dump_llo_text=false")
 _SHOWN = 400
 """Letters of what a process that died wrote."""
 
@@ -69,17 +70,24 @@ def compile_ahead(folder: str | Path, target: Described) -> Compiled:
         CannotCompile: no compiler, an unknown topology, a compiler that ended.
         UserError:     what reading the plan raises.
     """
-    made = _start({"target": target.as_dict(), "plan": str(folder)}, target)
+    options = {"target": target.as_dict(), "plan": str(folder)}
+    made = _start(options, target)
+    if made["unread"] and target.platform == "tpu":
+        with tempfile.TemporaryDirectory(prefix="autopar-") as dump:  # libtpu prints what it made
+            made = _start({**options, "dump": dump}, target, dump)
     rows = tuple(Row(**row) for row in made.pop("collectives"))
     return Compiled(target=str(target), collectives=rows, **made)
 
 
-def _start(options: Mapping[str, Any], target: Described) -> dict[str, Any]:
-    """The result of a process that this module is."""
+def _start(options: Mapping[str, Any], target: Described, dump: str = "") -> dict[str, Any]:
+    """The result of a process that this module is; ``dump``: where libtpu writes its modules."""
     with tempfile.TemporaryDirectory(prefix="autopar-") as results:
         file = Path(results) / "result.json"
         command = [sys.executable, "-m", __spec__.name, json.dumps(options), str(file)]
         env = {**os.environ, **environment(target)}
+        if dump:
+            flags = [os.environ.get("LIBTPU_INIT_ARGS", ""), f"--xla_jf_dump_to={dump}", *_DUMPED]
+            env["LIBTPU_INIT_ARGS"] = " ".join(flags)
         done = subprocess.run(command, env=env, capture_output=True, text=True)
         if not file.exists():
             last = " ".join(done.stderr.split())[-_SHOWN:]
@@ -99,7 +107,8 @@ def main(options: Mapping[str, Any]) -> dict[str, Any]:
     folder = options.get("plan", "")
     try:
         target = Described.from_dict(options["target"])
-        return {"result": _compiled(folder, target) if folder else _known(target)}
+        dump = options.get("dump", "")
+        return {"result": _compiled(folder, target, dump) if folder else _known(target)}
     except Exception as error:  # the parent prints it
         return report(error, 0, "while compiling", folder)
 
@@ -111,7 +120,7 @@ def _known(target: Described) -> dict[str, Any]:
     return {}
 
 
-def _compiled(folder: str, target: Described) -> dict[str, Any]:
+def _compiled(folder: str, target: Described, dump: str) -> dict[str, Any]:
     from autopar.runtime.ahead.described import devices_of, standing_in
     from autopar.runtime.verify.jax import counting
 
@@ -125,7 +134,7 @@ def _compiled(folder: str, target: Described) -> dict[str, Any]:
         made = lowered.compile()
     compiled_s = time.perf_counter() - begin
     memory = made.memory_analysis()
-    rows, unread, messages = _collectives(made, step.layout.mesh)
+    rows, unread, messages = _collectives(made, step.layout.mesh, dump)
     return {
         "compiler": _compiler(target),
         "time_s": compiled_s,
@@ -150,12 +159,12 @@ def _step(folder: str) -> tuple[Any, Mapping[str, Any]]:
     return Step(program.model, program.workload, read_train(folder)), global_batch(program, 0)
 
 
-def _collectives(made: Any, mesh: Mapping[str, int]) -> tuple[list[Row], str, int]:
+def _collectives(made: Any, mesh: Mapping[str, int], dump: str = "") -> tuple[list[Row], str, int]:
     """The collectives, why they are not known, and the messages that hosts pass between slices."""
     from autopar.runtime.verify.jax import counting
 
     try:
-        text = made.as_text()
+        text = _dumped(dump) if dump else made.as_text()
     except Exception as error:  # jaxlib cannot print every module of a newer libtpu
         why = str(error).splitlines()[0][:_SHOWN]
         return [], f"the compiled module cannot be read: {why}", 0
@@ -163,6 +172,14 @@ def _collectives(made: Any, mesh: Mapping[str, int]) -> tuple[list[Row], str, in
         return counting.collectives(text, mesh), "", len(_BETWEEN_SLICES.findall(text))
     except NotImplementedError as error:
         return [], str(error), 0
+
+
+def _dumped(dump: str) -> str:
+    """The module that libtpu wrote: of those that a process compiles, the step's is the largest."""
+    files = list(Path(dump).glob("*-TLP-hlo.txt"))
+    if not files:
+        raise FileNotFoundError("libtpu wrote no module")
+    return max(files, key=lambda file: file.stat().st_size).read_text()
 
 
 def _compiler(target: Described) -> str:

@@ -28,6 +28,11 @@ def test_a_loop_of_a_tpu_module() -> None:
     ]
 
 
+def test_what_other_cores_of_a_tpu_run_counts() -> None:
+    rows = [Row("reduce_scatter", "dp_shard", 128 * 4 * 4, 1)]
+    assert counted("tpu7x_other_core", {"dp_replicate": 4, "dp_shard": 2}) == rows
+
+
 @pytest.mark.parametrize(
     ("name", "mesh", "rows"),
     [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -100,6 +101,18 @@ def test_a_compiler_that_dies_says_its_last_words(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(CannotCompile, match="ended with exit code 1 and no result"):
         compile_job.check(V5E)
+
+
+def test_of_the_modules_that_libtpu_wrote_the_largest_is_the_steps(tmp_path: Path) -> None:
+    for name, text in (
+        ("1-TLP-hlo.txt", "small"),
+        ("2-TLP-hlo.txt", "the step"),
+        ("3.txt", "x" * 99),
+    ):
+        (tmp_path / name).write_text(text)
+    assert compile_job._dumped(str(tmp_path)) == "the step"
+    with pytest.raises(FileNotFoundError, match="no module"):
+        compile_job._dumped(str(tmp_path / "none"))
 
 
 def compiled(*rows: Row, unread: str = "") -> Compiled:

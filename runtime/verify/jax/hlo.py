@@ -15,6 +15,7 @@ _LINE = re.compile(
 _OPERAND = re.compile(r"%?([A-Za-z_][\w.\-]*)(?:,|$)")
 _CALLED = re.compile(r"(?:calls|to_apply)=%?([\w.\-]+)")
 _LOOP = re.compile(r"(condition|body)=%?([\w.\-]+)")
+_GIVEN = re.compile(r"called_computations=\{([^}]*)\}")  # to a TPU's other cores
 _BRANCHES = re.compile(
     r"(?:branch_computations=\{([^}]*)\}|(?:true|false)_computation=%?([\w.\-]+))"
 )
@@ -59,6 +60,8 @@ class Module:
         if one.opcode in ("async-done", "async-update"):
             return []  # of what its start runs
         names = _CALLED.findall(one.rest)
+        for several in _GIVEN.findall(one.rest):
+            names += [name.strip(" %") for name in several.split(",") if name]
         for several, single in _BRANCHES.findall(one.rest):
             names += [name.strip(" %") for name in several.split(",") if name] or [single]
         return [(name, 1) for name in names]
