@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
-from unittest import mock
 
 from autopar.nouns.errors import UserError
 
@@ -121,5 +120,11 @@ def standing_in(target: Described, devices: Sequence[Any]) -> Iterator[None]:
         "device_count": lambda backend=None: len(devices),
         "default_backend": lambda: target.platform,
     }
-    with mock.patch.multiple(jax, **answers):
+    before = {name: getattr(jax, name) for name in answers}
+    try:
+        for name, answer in answers.items():
+            setattr(jax, name, answer)
         yield
+    finally:
+        for name, own_answer in before.items():
+            setattr(jax, name, own_answer)
