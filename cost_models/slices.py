@@ -6,9 +6,9 @@ names topologies: ``v5e-4x4`` or ``v5e:4x4``.
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -81,13 +81,24 @@ class Generation:
 
     def nearest(self, chips: int) -> list[Shape]:
         """The shapes with a number of chips closest to ``chips``, by ratio, squarest first."""
-        sides = range(_CUBE, self.chips // _CUBE**2 + 1, _CUBE) if self.chips else ()
-        near = [n for n in sides if n <= max(4 * _CUBE, 2 * chips // _CUBE**2)]
-        cubes = filter(self.has, itertools.combinations_with_replacement(near, 3))
-        each = {*self.shapes, *cubes}
-        return sorted(each, key=lambda s: (abs(math.log(math.prod(s) / max(1, chips))), max(s), s))[
-            :_SHOWN
-        ]
+
+        def far(shape: Shape) -> tuple[float, int, Shape]:
+            return abs(math.log(math.prod(shape) / max(1, chips))), sum(shape), shape
+
+        return sorted({*self.shapes, *self._cubes_near(chips)}, key=far)[:_SHOWN]
+
+    def _cubes_near(self, chips: int) -> Iterator[Shape]:
+        """For each first two sides the third ones by which a slice has the next fewer and the next
+        more chips."""
+        for first in range(_CUBE, self.chips + 1, _CUBE):
+            if first**3 > self.chips:
+                return
+            for second in range(first, self.chips // first**2 + 1, _CUBE):
+                below = chips // (first * second) // _CUBE * _CUBE
+                most = self.chips // (first * second) // _CUBE * _CUBE
+                for third in {min(max(second, side), most) for side in (below, below + _CUBE)}:
+                    if self.has((first, second, third)):
+                        yield first, second, third
 
 
 @dataclass(frozen=True)

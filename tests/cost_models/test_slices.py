@@ -132,3 +132,10 @@ def test_a_chip_of_two_devices_has_a_level_of_its_own() -> None:
     assert [level.name for level in made.levels] == ["chip", "ici"]
     pair = collective_time_s(made, "all_gather", LARGE, AxisGroup(2))
     assert pair < collective_time_s(made, "all_gather", LARGE, AxisGroup(2, 2))
+
+
+def test_of_equal_chips_the_squarest_shape_is_taken() -> None:
+    kind = generations()["v5p"]
+    shapes = [kind.of_chips(chips) for chips in (32, 64, 512, 1024, 6144, 63)]
+    assert shapes == [(2, 4, 4), (4, 4, 4), (8, 8, 8), (8, 8, 16), (16, 16, 24), None]
+    assert generations()["tpu7x"].nearest(10**9)[0] == (16, 24, 24)
