@@ -24,6 +24,7 @@ TARGETS: dict[str, tuple[float, ...]] = {
     "moe": (0.15, 0.40, 0.09, 0.30),
     "cp > 1": (0.08, 0.18),
     "ep > 1": (0.10, 0.25),
+    "TPUs with a step time": (0.10,),
     "peak memory": (0.06, 0.22, 0.055, 0.18),
 }
 """Of a class the largest median and 90th percentile with sources left out, and where there are more
@@ -33,6 +34,10 @@ AMONG: dict[str, Callable[[Run], bool]] = {
     "ep > 1": lambda run: run.arch.is_moe and run.layout.ep > 1,
 }
 """Runs of any class that split sequences, or experts, over ranks."""
+TIMED: dict[str, Callable[[Run], bool]] = {
+    "TPUs with a step time": lambda run: run.timed and run.cluster.device.family == "tpu",
+}
+"""Runs whose source publishes how long a step takes."""
 MOST_MEMORY = 0.10
 """The largest median error of the peak memory of either."""
 # The least mean tau and, where there is one, the largest mean regret.
@@ -53,10 +58,11 @@ def errors(fit: Fit, predicted: Array, members: NDArray[np.bool_]) -> dict[str, 
 
 
 def classes(runs: Sequence[Run]) -> Mapping[str, NDArray[np.bool_]]:
-    """Masks over the runs: by device and architecture, then `AMONG` all of them."""
+    """Masks over the runs: by device and architecture, then `AMONG` and `TIMED` of all of them."""
     names = np.array([run.device_class for run in runs])
     masks = {str(name): names == name for name in np.unique(names)}
-    return masks | {name: np.array([among(run) for run in runs]) for name, among in AMONG.items()}
+    others = AMONG | TIMED
+    return masks | {name: np.array([among(run) for run in runs]) for name, among in others.items()}
 
 
 def _summary(relative: Array) -> dict[str, float]:

@@ -55,6 +55,8 @@ class Run:
     likely: str
     """The likely reason where the prediction is far off."""
     notes: str = field(default="", repr=False)
+    timed: bool = False
+    """The row has a step time, whatever else it has."""
 
     @property
     def priced(self) -> TrainingRun:
@@ -80,6 +82,7 @@ def read_run(row: Row, knowledge: Knowledge = "declared", without: Collection[in
         for entry in matching(section, row):
             for cell, value in entry.get("fill", {}).items():
                 row[cell] = row[cell] or str(value)
+            row.update(entry.get("corrects", {}))
     device = _device(row["device"])
     arch = _arch(row)
     layout = _layout(row, arch)
@@ -121,6 +124,7 @@ def read_run(row: Row, knowledge: Knowledge = "declared", without: Collection[in
         device_class=_device_class(row["architecture"], device.family),
         likely=next((e["reason"] for e in matching("defying", row)), "no cause found in its cells"),
         notes=row["notes"],
+        timed=_float(row, "metric_step_time_s") is not None,
     )
 
 
@@ -322,8 +326,14 @@ def _schedule(row: Row, arch: Arch, pp: int) -> tuple[str, int]:
     return ("interleaved-1f1b" if interleave > 1 else "1f1b"), interleave
 
 
+MAXTEXT_KEEPS = {"qkv_proj_offloaded": ("core_attn", "layernorm", "out_proj", "mlp", "moe_act")}
+"""Policies by MaxText's names -> what runs again where they keep what they name."""
+
+
 def _modules(text: str) -> tuple[str, ...]:
     """The modules that 'selective(norm, act)' names."""
+    if text in MAXTEXT_KEEPS:
+        return MAXTEXT_KEEPS[text]
     named = re.search(r"\((.*)\)", text)
     words = re.split(r"[,\s]+", named.group(1)) if named else []
     spelled = {"norm": "layernorm", "act": "moe_act"}

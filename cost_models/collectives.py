@@ -11,8 +11,9 @@ monotone in bytes. With n ranks, B bytes, and for each level of interconnect k d
     in-switch       beta = max over levels of 1 / w              alpha = 2 per level
 
 (all-gather and reduce-scatter; an all-reduce by ring or hierarchy is one of each). `w` is what one
-group gets of a domain's uplink while all groups of the axis run at once. Thakur, Rabenseifner,
-Gropp 2005 for the flat algorithms; Cho et al. 2019 (BlueConnect) for the hierarchical one.
+group gets of a domain's uplink while all groups of the axis run at once. On a torus some
+reduce-scatters are all-reduces (`torus.sums_whole`). Thakur, Rabenseifner, Gropp 2005 for the flat
+algorithms; Cho et al. 2019 (BlueConnect) for the hierarchical one.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import Literal
 import numpy as np
 
 from autopar.cost_models.constants import constant
-from autopar.cost_models.torus import torus_line
+from autopar.cost_models.torus import Covered, covered, sums_whole, torus_line
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.level import Level
 
@@ -167,6 +168,27 @@ def _measured(kind: str, group: AxisGroup, uplinks: list[_Uplink]) -> Curve | No
 
 
 @dataclass(frozen=True)
+class OnTorus:
+    """What the groups of an axis have of a torus.
+
+    whole: their reduce-scatters are all-reduces there.
+    """
+
+    level: Level
+    dims: tuple[Covered, ...]
+    whole: bool
+
+
+def on_torus(cluster: Cluster, group: AxisGroup) -> OnTorus | None:
+    """How a group lies on the cluster's torus; None where it has no links of one."""
+    for u in _uplinks(cluster, group):
+        if u.level.topology == "torus":
+            dims = tuple(reversed(covered(u.level, u.joined, u.spacing)))
+            return OnTorus(u.level, dims, sums_whole(u.level, u.joined, u.spacing, u.across))
+    return None
+
+
+@dataclass(frozen=True)
 class _Uplink:
     """What one group sees of one level that it crosses."""
 
@@ -184,6 +206,8 @@ class _Uplink:
     """Domains of the level below between neighbours of the group (torus only)."""
     leaving: int
     """Ranks of one domain of the level below whose next rank lies outside it."""
+    across: bool
+    """The group goes on in other domains of this level."""
 
 
 def _uplinks(cluster: Cluster, group: AxisGroup) -> list[_Uplink]:
@@ -202,9 +226,10 @@ def _uplinks(cluster: Cluster, group: AxisGroup) -> list[_Uplink]:
                 bandwidth = level.ports * port * inside / level.span
             hops = _crossings(group, child) - _crossings(group, level.span)
             spacing = max(1, stride // child)
+            leaving, across = min(stride, child), within < n
             uplinks.append(
                 _Uplink(
-                    level, inside, joined, hops, bandwidth, child == 1, spacing, min(stride, child)
+                    level, inside, joined, hops, bandwidth, child == 1, spacing, leaving, across
                 )
             )
         child = level.span
@@ -222,7 +247,7 @@ def _algorithms(kind: Kind, n: int, uplinks: list[_Uplink], library: str) -> lis
     if kind in ("all_to_all", "p2p", "broadcast"):
         return flat
     if library != "gloo":  # which has one ring through all ranks, whatever the levels
-        each = [_hierarchy_line(u) for u in uplinks]
+        each = [_hierarchy_line(kind, u) for u in uplinks]
         flat.append((sum(a for a, _ in each), sum(b for _, b in each)))
     if kind != "all_reduce":
         return flat
@@ -252,7 +277,8 @@ def _combine(kind: Kind, n: int, uplinks: list[_Uplink]) -> list[Line]:
 def _level_line(kind: Kind, n: int, u: _Uplink) -> Line:
     latency_s = u.level.latency_s
     if u.level.topology == "torus":
-        a, b = torus_line(kind, u.level, u.joined, u.spacing, u.inside / u.bandwidth_bytes_per_s)
+        s_per_byte = u.inside / u.bandwidth_bytes_per_s
+        a, b = torus_line(kind, u.level, u.joined, u.spacing, s_per_byte, u.across)
         return a, b / constant("torus_wire_fraction")
     if kind in ("all_gather", "reduce_scatter", "all_reduce"):
         return u.hops * latency_s, (n - 1) / n / (_ring_fraction(u) * u.bandwidth_bytes_per_s)
@@ -269,9 +295,9 @@ def _level_line(kind: Kind, n: int, u: _Uplink) -> Line:
     return latency_s, u.inside * (n - u.inside) / n / (fraction * u.bandwidth_bytes_per_s)
 
 
-def _hierarchy_line(u: _Uplink) -> Line:
+def _hierarchy_line(kind: Kind, u: _Uplink) -> Line:
     if u.level.topology == "torus":
-        return _level_line("all_gather", u.joined, u)
+        return _level_line(kind, u.joined, u)
     k = u.joined
     return (k - 1) * u.level.latency_s, (k - 1) / k / (_ring_fraction(u) * u.bandwidth_bytes_per_s)
 

@@ -7,7 +7,7 @@ from functools import cache
 
 from autopar.nouns.cluster import short_dtype
 
-NARROW = ("fp8", "fp4")
+NARROW = ("fp8", "fp4", "int8")
 
 
 @cache

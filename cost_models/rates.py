@@ -144,6 +144,7 @@ def rates_of(
     wide = quick = device.peak(wide_dtype(precision))
     if name in NARROW:
         kind = "mxfp8" if name == "fp8" and "mx" in precision.lower() else name
+        kind = "fp8" if kind == "int8" else kind  # as wide, and cast by as many passes
         quick = device.peak(name) * c.get(f"narrow_{kind}_{device.family}", c[f"narrow_{kind}"])
     attention = attention_share(device, software.attention, head_dim, c)
     if software.attention_narrow and name in NARROW:

@@ -239,6 +239,7 @@ def explanation(
     from autopar.report.alternatives import alternatives
     from autopar.report.explain import explain, explain_object, explained, state_moved, streamed
     from autopar.report.revisit import open_folder
+    from autopar.report.torus import axes_on_torus, torus_lines, torus_object
 
     again = open_folder(folder)
     if changed := _changed_cluster(folder, again.plan):
@@ -265,13 +266,17 @@ def explanation(
         ).items()
     }
     step_time_s = again.plan.prediction.step_time_s
-    moved = state_moved(again.lowered, plan_folder.read_collectives(folder))
+    collectives = plan_folder.read_collectives(folder)
+    moved = state_moved(again.lowered, collectives)
     moved += streamed(again.plan.prediction.memory_bytes)
     state = () if what else moved
     forbidden = again.forbidden
     ranks = again.plan.degrees[PIPELINE]
     shown_parts = explain(rows, closest, step_time_s, state, forbidden, ranks)
     data = explain_object(rows, closest, state, forbidden)
+    if lying := axes_on_torus(again.cluster, again.lowered.mesh, collectives):
+        shown_parts += torus_lines(lying)
+        data["torus"] = torus_object(lying)
     if again.plan.expert_imbalance is not None:
         from autopar.report.routes import routes_line
 

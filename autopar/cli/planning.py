@@ -32,6 +32,7 @@ from autopar.cli.progress import progress
 from autopar.nouns.errors import UserError
 
 if TYPE_CHECKING:
+    from autopar.cli.compiling import Beside
     from autopar.cli.tries import Trial
     from autopar.nouns.style import Style
     from autopar.planner import PlanResult
@@ -58,6 +59,14 @@ def plan(
         ),
     ] = 1,
     expert_imbalance: ExpertImbalance = None,
+    compile: Annotated[
+        bool,
+        typer.Option(
+            "--compile",
+            help="JAX: also compile the step for the cluster's devices, which need not be there "
+            "(TPUs: libtpu must be installed); memory and collectives stand beside the plan's.",
+        ),
+    ] = False,
     verbose: Verbose = False,
     json: Json = False,
 ) -> None:
@@ -68,6 +77,7 @@ def plan(
     gradient norm), precision (dtype of compute) and seed.
     """
     from autopar.cli.commands import check_output, plan_files, search, write_plan
+    from autopar.cli.compiling import check, compiled
     from autopar.cli.instead import tried
     from autopar.files import plan_folder
     from autopar.nouns.layout import pairs_of
@@ -81,6 +91,8 @@ def plan(
     if _priced_alone(model, cluster, fixed, how, options, json, output):
         return
     check_output(output)
+    if compile:
+        check(cluster)
 
     def planned(pins: Mapping[str, str]) -> PlanResult:
         return search(
@@ -111,7 +123,7 @@ def plan(
     if trial is not None:
         files |= {plan_folder.TRIED: trial.to_json()}
     write_plan(result, output, files)
-    _show_plan(result, emit_s, json, trial)
+    _show_plan(result, emit_s, json, trial, compiled(output, result) if compile else None)
     progress(f"written to {output}/; next: autopar run {output}, autopar verify {output}")
 
 
@@ -280,7 +292,11 @@ def _check_read(
 
 
 def _show_plan(
-    result: PlanResult, emit_s: float | None, json: bool, trial: Trial | None = None
+    result: PlanResult,
+    emit_s: float | None,
+    json: bool,
+    trial: Trial | None = None,
+    compiled: Beside | None = None,
 ) -> None:
     from autopar.cli.commands import plan_object, plan_summary
 
@@ -290,4 +306,6 @@ def _show_plan(
 
         parts += tries(trial.tried, trial.place)
         data |= {"tried": tries_object(trial.tried, trial.place)}
+    if compiled is not None:
+        parts, data = [*parts, *compiled[0]], data | compiled[1]
     show(parts, data, json)

@@ -22,7 +22,8 @@ from autopar.cost_models.calibrate import run_basis
 from autopar.cost_models.measured_routes import rows_of
 from autopar.cost_models.profile_db import Machine, Measurement, ProfileDb
 from autopar.cost_models.profile_file import ProfileError
-from autopar.files.cluster_file import gpu_driver, load_cluster
+from autopar.files.cluster_file import load_cluster
+from autopar.files.local_cluster import gpu_driver
 from autopar.files.plan_folder import read_cluster, read_plan
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.plan import Plan

@@ -24,14 +24,11 @@ unless a group says otherwise; without them nothing is offloaded:
       - {device: H100, count: 256, host: {bandwidth: 64 GB/s, memory: 256 GB}}
 
 Bandwidths are one direction, per port; `ports` (default: one per device) is how many of them attach
-one domain of the level below. Everything that pydantic checks stays in this file.
+one domain of the level below. Files that name slices of TPUs are read by `slice_file`.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -43,6 +40,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from autopar.cost_models.catalogue import UnknownDevice, device_from_figures, find_device
 from autopar.cost_models.units import Quantity, UnitError, parse_quantity
 from autopar.files.file_errors import sentences, unique_yaml, yaml_sentence
+from autopar.files.local_cluster import local_cluster
+from autopar.files.slice_file import SliceFileError, cluster_of_slice
 from autopar.nouns.cluster import Cluster, Device, DeviceGroup
 from autopar.nouns.errors import UserError
 from autopar.nouns.level import Level, slowest_levels
@@ -106,6 +105,7 @@ class _LevelText(_Strict):
     topology: Literal["switch", "torus", "bus"] = "switch"
     oversubscription: float = Field(default=1.0, ge=1.0, le=1000.0)
     torus_shape: list[int] = []
+    torus_wraps: list[bool] = []
     in_network_reduction: bool = False
     library: Literal["nccl", "gloo", "xla"] = "nccl"
 
@@ -155,7 +155,14 @@ def cluster_from_text(text: str, default_name: str = "cluster") -> Cluster:
     except yaml.YAMLError as error:
         raise ClusterFileError(yaml_sentence(error)) from None
     if not isinstance(data, dict):
-        raise ClusterFileError("expected `groups:` and `levels:` (see examples/clusters/)")
+        raise ClusterFileError(
+            "expected `groups:` and `levels:`, or `slice:` (see examples/clusters/)"
+        )
+    if "slice" in data:
+        try:
+            return cluster_of_slice(data, default_name)
+        except SliceFileError as error:
+            raise ClusterFileError(str(error)) from None
     try:
         parsed = _ClusterText.model_validate(data)
     except ValidationError as error:
@@ -282,6 +289,11 @@ def _levels(
                 f"{where}.torus_shape {'x'.join(map(str, shape))} = {_product(shape)} "
                 f"does not make up the span {text.span} from domains of {inner}"
             )
+        if text.torus_wraps and len(text.torus_wraps) != len(shape):
+            raise ClusterFileError(
+                f"{where}.torus_wraps has {len(text.torus_wraps)} entries for the {len(shape)} "
+                "dimensions of torus_shape; say of each whether it is a ring (true or false)"
+            )
         ports = text.ports or inner
         if ports > inner:
             raise ClusterFileError(
@@ -297,6 +309,7 @@ def _levels(
                 topology=text.topology,
                 oversubscription=text.oversubscription,
                 torus_shape=shape,
+                torus_wraps=tuple(text.torus_wraps),
                 in_network_reduction=text.in_network_reduction,
                 library=text.library,
             )
@@ -329,67 +342,3 @@ def _product(sizes: tuple[int, ...]) -> int:
     for size in sizes:
         product *= size
     return product
-
-
-def local_cluster() -> Cluster:
-    """This machine: its NVIDIA GPUs where `nvidia-smi` knows some, else its CPU cores.
-
-    Figures are the catalogue's or assumed, until `autopar profile` has measured them.
-    """
-    gpus = _local_gpus()
-    if gpus:
-        level = Level("local gpus", len(gpus), 200e9 if len(gpus) > 1 else 1e12, 3e-6)
-        return Cluster("local", (DeviceGroup(gpus[0], len(gpus)),), (level,))
-    count = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
-    core = find_device("cpu-core")
-    memory_bytes = max(1 << 24, _machine_memory_bytes(count * core.memory_bytes) // count)
-    core = replace(core, memory_bytes=memory_bytes)
-    # Assumed: gloo over the loopback moves about 1 GB/s per process, with 100 us a step.
-    level = Level("loopback", count, 1e9, 1e-4, library="gloo")
-    return Cluster("local", (DeviceGroup(core, count),), (level,))
-
-
-def _machine_memory_bytes(default: int) -> int:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError, AttributeError):
-        return default
-
-
-def gpu_driver() -> str:
-    """'NVIDIA H100 80GB HBM3, 550.54'; empty without a GPU."""
-    return next(iter(_ask_gpus("name,driver_version")), "")
-
-
-def _ask_gpus(what: str) -> list[str]:
-    """One line for each NVIDIA GPU; empty where `nvidia-smi` is absent or fails."""
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return []
-    query = [tool, f"--query-gpu={what}", "--format=csv,noheader"]
-    try:
-        answer = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return [line.strip() for line in answer.stdout.splitlines() if line.strip()]
-
-
-def _local_gpus() -> list[Device]:
-    """NVIDIA GPUs that are in the catalogue."""
-    names = [line.removeprefix("NVIDIA ") for line in _ask_gpus("name")]
-    devices = [_catalogue_gpu(name) for name in names if name]
-    return [device for device in devices if device is not None]
-
-
-def _catalogue_gpu(driver_name: str) -> Device | None:
-    """'H100 80GB HBM3' and 'A100-SXM4-80GB' are how the driver spells catalogue devices."""
-    words = driver_name.replace("-", " ").split()
-    sizes = [word for word in words if word.endswith("GB") and word[:-2].isdigit()]
-    for guess in (driver_name, *(f"{words[0]}-{size}" for size in sizes), words[0]):
-        try:
-            return find_device(guess)
-        except UnknownDevice:
-            continue
-    return None

@@ -41,6 +41,7 @@ _DTYPE_NAMES = {
 _DTYPE_FALLBACK = {
     "fp4": "fp8",
     "fp8": "bf16",
+    "int8": "bf16",
     "bf16": "fp16",
     "fp16": "fp32",
     "tf32": "fp32",
@@ -232,8 +233,13 @@ class Cluster:
         return self.device.memory_bytes
 
     def to_json(self) -> str:
-        """The text form; `Cluster.from_json` reads it back. What is empty of groups is left out."""
+        """The text form; `Cluster.from_json` reads it back. What is empty of groups
+        and levels is left out."""
         data = asdict(self)
+        views = [data, *data["groups"], *data["idle"]]
+        for level in (level for view in views for level in view["levels"]):
+            if not level["torus_wraps"]:
+                del level["torus_wraps"]
         for group in (*data["groups"], *data["idle"]):
             if not group["levels"]:
                 del group["levels"]

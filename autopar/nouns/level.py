@@ -41,6 +41,9 @@ class Level:
     oversubscription: float = 1.0
     torus_shape: tuple[int, ...] = ()
     """Links of a torus run along these dimensions, the last one fastest in rank order."""
+    torus_wraps: tuple[bool, ...] = ()
+    """Whether the last domain of each dimension is joined to its first; empty: all longer than 2
+    are."""
     in_network_reduction: bool = False
     """The switch can add (NVLS, SHARP): an all-reduce then sends each byte up and down once."""
     library: Library = "nccl"
@@ -49,6 +52,11 @@ class Level:
     """What `autopar profile` measured of groups whose outermost level this is."""
     contention: float = 0.0
     """What a hidden second of communication costs the compute that hides it, in seconds."""
+
+    def rings(self) -> tuple[bool, ...]:
+        """For each dimension of a torus whether it is a ring; two domains have one link alone."""
+        wraps = self.torus_wraps or (True,) * len(self.torus_shape)
+        return tuple(size > 2 and wrap for size, wrap in zip(self.torus_shape, wraps, strict=True))
 
 
 def slowest_levels(views: Sequence[tuple[Level, ...]]) -> tuple[Level, ...]:
@@ -99,7 +107,8 @@ def _slowest_level(levels: Sequence[Level]) -> Level:
 
 def level_from_dict(data: dict[str, Any]) -> Level:
     measured = tuple(map(_measured_from_dict, data["measured"]))
-    return Level(**{**data, "torus_shape": tuple(data["torus_shape"]), "measured": measured})
+    tuples = {name: tuple(data.get(name, ())) for name in ("torus_shape", "torus_wraps")}
+    return Level(**{**data, **tuples, "measured": measured})
 
 
 def _measured_from_dict(data: dict[str, Any]) -> MeasuredCollective:

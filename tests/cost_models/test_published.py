@@ -419,3 +419,35 @@ def test_odd_cells_are_priced_or_explained(cells: dict[str, str]) -> None:
     assert priced is None or 0 < priced < float("inf")
     memory = report["predicted_peak_mem_gib"]
     assert priced is None or 0 < memory < float("inf")
+
+
+def test_what_a_source_says_of_itself_corrects_a_cell() -> None:
+    cells = {
+        "source": "tpu-recipes training READMEs",
+        "model_name": "GPT-3 175B",
+        "device": "TPU-v5p",
+        "num_devices": "512",
+        "recompute": "",
+        "metric_step_time_s": "22.2",
+    }
+    run = read_run(row(**cells))
+    assert (run.precision, run.layout.tp, run.timed) == ("int8", 1, True)  # tp is no empty cell
+    assert read_run(row(**cells), "named").precision == "bf16"
+    assert not read_run(row()).timed
+
+
+def test_int8_has_a_peak_of_its_own_where_the_device_has_one() -> None:
+    cells = {"device": "TPU-v6e", "num_devices": "256", "dp": "256", "global_batch": "768"}
+    wide, narrow = (price_run(read_run(row(**cells, precision=p))) for p in ("bf16", "int8"))
+    assert narrow < 0.9 * wide
+    assert price_run(read_run(row(precision="int8"))) >= price_run(read_run(row()))
+
+
+def test_what_maxtext_keeps_is_what_does_not_run_again() -> None:
+    cells = {"device": "TPU-v6e", "num_devices": "256", "dp": "256", "global_batch": "768"}
+    kept = read_run(row(**cells, recompute="qkv_proj_offloaded"))
+    assert "out_proj" in kept.layout.recompute.modules
+    none, full = (price_run(read_run(row(**cells, recompute=r))) for r in ("none", "full"))
+    assert none < price_run(kept) < full
+    part = read_run(row(**cells, recompute="selective(qkv_proj, out_proj, mlp_in)"))
+    assert none < price_run(part) < price_run(kept)

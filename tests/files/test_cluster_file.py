@@ -99,6 +99,38 @@ def test_bad_files_get_one_helpful_message(old: str, new: str, says: str) -> Non
         cluster_from_text(GOOD.replace(old, new, 1))
 
 
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("slice: v5e-3x3", r"^slice: there is no slice v5e-3x3 .*v5e-4x4 \(16\)"),
+        ("slice: 16", "slice: 16 is no text"),
+        ("slice: v5e-4x4\nslices: 0", "slices: 0 must be greater than 0"),
+        ("slice: v5e-4x4\nslicess: 2", "slicess: unknown key, did you mean 'slices'"),
+        ("slice: v5e-4x4\nlevels: []", "and so does levels:; keep one of them"),
+        (
+            "groups: [{device: TPU-v5e, count: 16}]\nlevels: [{name: ici, span: 16, bandwidth: "
+            "50 GB/s, latency: 1 us, topology: torus, torus_shape: [4, 4], torus_wraps: [true]}]",
+            r"torus_wraps has 1 entries for the 2 dimensions",
+        ),
+    ],
+)
+def test_bad_slices_get_one_helpful_message(text: str, says: str) -> None:
+    with pytest.raises(ClusterFileError, match=says):
+        cluster_from_text(text)
+
+
+def test_a_slice_is_what_its_parts_written_out_are() -> None:
+    written = """
+groups: [{device: TPU-v5e, count: 256}]
+levels:
+  - {name: ici, span: 128, bandwidth: 50 GB/s, latency: 1 us, topology: torus,
+     torus_shape: [8, 16], torus_wraps: [false, true], library: xla}
+  - {name: dcn, span: 256, bandwidth: 25 Gbit/s, latency: 25 us, library: xla}
+"""
+    named = cluster_from_text("slice: v5e-8x16\nslices: 2")
+    assert named.to_json() == cluster_from_text(written).to_json()
+
+
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ClusterFileError, match="no cluster file"):
         load_cluster(tmp_path / "nothing.yaml")

@@ -63,8 +63,18 @@ def test_devices_of_one_domain_need_no_level_above() -> None:
 def test_a_domain_filled_in_part_is_refused_with_what_would_do() -> None:
     with pytest.raises(NoSuchCluster, match=r"12 devices .* it has 8 devices; give 8 or 16"):
         resized(H100_64, 12)
-    with pytest.raises(NoSuchCluster, match="no torus"):
+    with pytest.raises(NoSuchCluster, match=r"no slice of TPU v5p has 63 devices.* 64 \(4x4x4\)"):
         resized(TORUS, 63)
+    plain = replace(TORUS, levels=(replace(TORUS.levels[0], torus_wraps=()),))
+    with pytest.raises(NoSuchCluster, match="no torus"):
+        resized(plain, 63)
+
+
+def test_a_smaller_slice_is_one_that_exists() -> None:
+    pod = load_cluster(CLUSTERS / "tpu_v5e_256.yaml")
+    half = resized(pod, 128).levels[0]
+    assert (half.torus_shape, half.torus_wraps) == ((8, 16), (False, True))
+    assert resized(load_cluster(CLUSTERS / "tpu_v6e_4x64.yaml"), 128).levels[1].span == 128
 
 
 def test_rows_are_the_fastest_layouts_in_the_order_of_devices(asked: Asked, rows: Scaling) -> None:

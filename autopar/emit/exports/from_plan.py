@@ -161,7 +161,8 @@ def machines(cluster: Cluster, devices: int) -> Machines:
     while devices % each:
         each -= 1
     ranks = ranks_text(cluster) if len(cluster.kinds) > 1 else ""
-    return Machines(devices // each, each, device.name, device.kind, ranks)
+    slices = [devices // level.span for level in cluster.levels if level.topology == "torus"]
+    return Machines(devices // each, each, device.name, device.kind, ranks, max([1, *slices]))
 
 
 def _sequence(entries: Iterable[BatchEntry]) -> int | None:

@@ -140,7 +140,7 @@ if __name__ == "__main__":
 
 def skypilot(setup: Setup) -> Export:
     """``sky.yaml``. Raises `Refused`."""
-    refuse_beyond("skypilot", [_one_kind(setup)])
+    refuse_beyond("skypilot", [_one_kind(setup), _one_slice(setup)])
     m = setup.machines
     if m.kind == "cpu":
         resources: dict[str, Any] = {"cpus": f"{m.devices_per_node}+"}
@@ -191,6 +191,15 @@ def _one_kind(setup: Setup) -> Limit:
         "devices of several kinds",
         f"its job asks for one, and the plan has {setup.machines.ranks}",
         "Start torchrun on every node with its --node-rank in that order",
+    )
+
+
+def _one_slice(setup: Setup) -> Limit:
+    return Limit(
+        setup.machines.slices > 1,
+        f"{setup.machines.slices} slices of {setup.machines.accelerator}",
+        "its task asks for one slice",
+        "Start one task a slice, or export to maxtext and start it with xpk --num-slices",
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import yaml
@@ -91,13 +92,15 @@ def export(setup: Setup) -> Export:
 
 
 def _mesh(setup: Setup) -> dict[str, Any]:
-    """``ici_*`` inside a slice or node, ``dcn_*`` across them; a TPU pod is one slice."""
+    """``ici_*`` inside a slice or node, ``dcn_*`` across them."""
     options: dict[str, Any] = {}
+    if setup.machines.kind == "tpu":
+        each = setup.layout.device_count // setup.machines.slices
+        machines = replace(setup.machines, nodes=setup.machines.slices, devices_per_node=each)
+        setup = replace(setup, machines=machines)
     ways = within_nodes(setup)
     for name, axis in AXES.items():
         inside, across = ways[name]
-        if setup.machines.kind == "tpu":
-            inside, across = inside * across, 1
         if name == SHARD:
             if setup.layout.zero == 1:
                 axis = "data"

@@ -44,6 +44,8 @@ class Machines:
     """gpu, tpu or cpu"""
     ranks: str = ""
     """Which ranks are on which devices, where these differ."""
+    slices: int = 1
+    """Of TPUs, joined by the data-centre network."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from autopar.cost_models.slices import Slice, slice_of, written
 from autopar.nouns.cluster import Cluster, DeviceGroup
 from autopar.nouns.errors import UserError
 from autopar.nouns.level import Level, slowest_levels
@@ -72,7 +73,24 @@ def _resized(cluster: Cluster, devices: int) -> tuple[Level, ...]:
                 f"{devices} devices of {cluster.name} would fill a domain of {level.name} in part: "
                 f"it has {level.span} devices; give {less} or {less + level.span}"
             )
-    return (*inside, spanning(levels[len(inside)], devices))
+    outer = levels[len(inside)]
+    part = slice_of(cluster.device.name, outer)
+    if part is None:
+        return (*inside, spanning(outer, devices))
+    return (*inside, _other_slice(outer, part, devices))
+
+
+def _other_slice(level: Level, part: Slice, devices: int) -> Level:
+    """``level`` as the links of the squarest slice of so many devices, which are whole chips."""
+    kind = part.generation
+    chips = devices // kind.devices_a_chip
+    shape = kind.of_chips(chips)
+    if shape is None:
+        near = (f"{math.prod(s) * kind.devices_a_chip} ({written(s)})" for s in kind.nearest(chips))
+        raise NoSuchCluster(
+            f"no slice of TPU {kind.name} has {devices} devices; the nearest have {', '.join(near)}"
+        )
+    return replace(level, span=devices, torus_shape=shape, torus_wraps=kind.wraps(shape))
 
 
 def spanning(level: Level, devices: int) -> Level:

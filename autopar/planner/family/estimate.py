@@ -27,7 +27,7 @@ from autopar.planner.family.nearby import cheapest_change
 from autopar.planner.family.pins import completed, default_batch, parse_pins
 from autopar.planner.family.runs import price, run_on
 
-PRECISIONS = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "mxfp8", "fp4")
+PRECISIONS = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "mxfp8", "int8", "fp4")
 
 
 @dataclass(frozen=True)

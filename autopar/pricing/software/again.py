@@ -7,6 +7,8 @@
 
 A named module stands for what Megatron-Core's `recompute_modules` run again: `core_attn`,
 `layernorm`, `moe_act`, `mla_up_proj`, `mlp`, `shared_experts`, `moe` (router, dispatch, experts).
+Software that says what it keeps instead (MaxText) has `qkv_proj`, `out_proj` and `mlp_in` too: the
+products of queries, keys and values, the one behind attention, and those of the MLP but the last.
 """
 
 from __future__ import annotations
@@ -18,7 +20,16 @@ from autopar.cost_models.software import Software
 from autopar.nouns.recompute import ATTENTION, FULL, Recompute
 from autopar.pricing.software.figures import DENSE, SHARED, Figures
 
-MODULES = ("core_attn", "layernorm", "moe_act", "mla_up_proj", "mlp", "shared_experts", "moe")
+PRODUCTS = {
+    "qkv_proj": ("q", "k", "v", "kv", "qkv", "q_down", "kv_down"),
+    "out_proj": ("out",),
+    "mlp_in": tuple(name for name in DENSE if name != "down"),
+}
+"""Modules of products alone -> their names."""
+MODULES = (
+    *("core_attn", "layernorm", "moe_act", "mla_up_proj", "mlp", "shared_experts", "moe"),
+    *PRODUCTS,
+)
 USUAL = ("core_attn", "layernorm", "moe_act")
 """What selective recomputation drops of a layer where no modules are named."""
 
@@ -67,7 +78,8 @@ def dropped(recompute: Recompute) -> frozenset[str]:
 
 def _of_modules(unit: Figures, routed_bytes: float, modules: frozenset[str]) -> Again:
     latent = any(p.name in ("q_down", "kv_down") for p in unit.products)
-    sizes = {
+    sizes = {name: _weights(unit, products) for name, products in PRODUCTS.items()}
+    sizes |= {
         "mla_up_proj": _weights(unit, ("q", "kv")) if latent else 0.0,
         "mlp": _weights(unit, DENSE),
         "shared_experts": _weights(unit, SHARED),

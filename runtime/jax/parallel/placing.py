@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
-
-DEVICES: tuple[Any, ...] = ()
-"""Those of the mesh, in order; none: all that jax sees."""
 
 
 def make_mesh(**sizes: int) -> Mesh:
-    """The mesh of all devices, axes outermost first."""
-    auto = (AxisType.Auto,) * len(sizes)
-    return jax.make_mesh(
-        tuple(sizes.values()), tuple(sizes), axis_types=auto, devices=DEVICES or None
-    )
+    """The mesh of all devices, axes outermost first.
+
+    `jax.make_mesh` refuses axes that share a dim of a TPU's torus, and several slices of TPUs: the
+    outermost axes are to go across these.
+    """
+    shape, auto = tuple(sizes.values()), (AxisType.Auto,) * len(sizes)
+    devices = jax.devices()[: math.prod(shape)]
+    is_tpu = devices[0].platform == "tpu"
+    slices = {getattr(device, "slice_index", 0) if is_tpu else 0 for device in devices}
+    across, left = [], len(slices)
+    for size in shape:
+        across.append(math.gcd(size, left))
+        left //= across[-1]
+    if max(across, default=1) > 1:
+        inside = [size // ways for size, ways in zip(shape, across, strict=True)]
+        placed_on = mesh_utils.create_hybrid_device_mesh(
+            inside, across, devices, allow_split_physical_axes=True
+        )
+    else:
+        placed_on = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
+    return Mesh(placed_on, tuple(sizes), axis_types=auto)
 
 
 def placed(mesh: Mesh, specs: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import subprocess
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -124,6 +125,11 @@ def parse(file: str, text: str) -> Any:
         ("slurm", layout(machines=Machines(4, 4, "TPU-v5p", "tpu")), "Export to skypilot"),
         (
             "skypilot",
+            layout(machines=Machines(4, 4, "TPU-v6e", "tpu", slices=2)),
+            "2 slices of TPU",
+        ),
+        (
+            "skypilot",
             layout(machines=Machines(2, 8, "A100-80GB", ranks="ranks 0 to 7 on H100, 8 to 15 on")),
             "devices of several kinds: .* ranks 0 to 7 on H100.* --node-rank in that order",
         ),
@@ -148,3 +154,27 @@ def test_a_target_that_does_not_exist() -> None:
 def test_microbatches_have_equal_samples() -> None:
     with pytest.raises(UserError, match=r"a batch of 16: 2 data ranks x 7 .* a multiple of 14"):
         gpt(microbatches=7)
+
+
+def test_maxtext_has_what_lies_across_slices_on_the_network() -> None:
+    slices = Machines(4, 64, "TPU-v6e", "tpu", slices=4)
+    setup = layout(
+        pp=1,
+        cp=1,
+        schedule="none",
+        tp=4,
+        dp_shard=16,
+        dp_replicate=4,
+        microbatches=1,
+        global_batch=256,
+        machines=slices,
+    )
+    text = TARGETS["maxtext"](setup).files["autopar.yml"]
+    for line in (
+        "dcn_data_parallelism: 4",
+        "ici_fsdp_parallelism: 16",
+        "ici_tensor_parallelism: 4",
+    ):
+        assert line in text
+    one = replace(setup, machines=replace(slices, slices=1))
+    assert "dcn" not in TARGETS["maxtext"](one).files["autopar.yml"]
