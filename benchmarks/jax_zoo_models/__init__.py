@@ -10,6 +10,10 @@ from benchmarks.jax_zoo_models.frame import KINDS, Kind
 
 FILES: Mapping[str, Sequence[str]] = {
     "jax": ("decoders", "recurrent", "experts", "pairs", "physics", "tables"),
+    "equinox": ("of_equinox",),
+    "flax.nnx": ("of_nnx",),
+    "flax.linen": ("of_linen",),
+    "haiku": ("of_haiku",),
 }
 """Files by the package that they need."""
 INSTALL = {"equinox": "equinox", "flax.nnx": "flax", "flax.linen": "flax", "haiku": "dm-haiku"}
