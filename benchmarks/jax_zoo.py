@@ -36,8 +36,10 @@ LAYOUTS: Mapping[str, Mapping[str, str]] = {
     "dp x tp": {"dp_replicate": "2", "tp": "4"},
     "ZeRO 2 x tp": {"dp_shard": "2", "tp": "4", "zero": "2"},
     "tp": {"tp": "8"},
-    "microbatches": {"dp_replicate": "4", "tp": "2", "microbatch": "2", "recompute": "full"},
+    "recompute": {"dp_replicate": "4", "tp": "2", "recompute": "full", "microbatch": "2"},
 }
+WHOLE = {"microbatch": "4"}
+"""In place of two microbatches, for models that compare samples."""
 SHOWN = 60
 """Letters of a reason in a table."""
 KINDS_WANTED, REFUSED_AT_MOST = 24, 1
@@ -58,11 +60,17 @@ def model_in(home: Path, kind: Kind) -> Path:
     return model
 
 
+def layouts(kind: Kind) -> dict[str, dict[str, str]]:
+    """The pins of its six plans."""
+    more = WHOLE if kind.joined else {}
+    return {n: {**fix, **(more if "microbatch" in fix else {})} for n, fix in LAYOUTS.items()}
+
+
 def row(kind: Kind, home: Path) -> dict[str, Any]:
     """What became of each layout of one kind; ``why`` of the first that is not right."""
     home.mkdir(parents=True)
     model = model_in(home / "model", kind)
-    plans, refused = planned_in(str(model), home / "plans", LAYOUTS, cluster_in(home))
+    plans, refused = planned_in(str(model), home / "plans", layouts(kind), cluster_in(home))
     outcome = {name: ("refused", why) for name, why in refused.items()}
     errors = []
     for name, result in zip(plans, _verified(list(plans.values())), strict=True):

@@ -181,9 +181,7 @@ def t5():
         return values[None]
 
     def attend(p, x, memory, bias):
-        q, k, v = (
-            jnp.einsum("bsc,chd->bshd", y, p[n]) for n, y in zip("qkv", (x, memory, memory))
-        )
+        q, k, v = (jnp.einsum("bsc,chd->bshd", y, p[n]) for n, y in zip("qkv", (x, memory, memory)))
         weights = jnp.einsum("bqhd,bkhd->bhqk", q, k)
         weights = weights if bias is None else weights + bias
         weights = jax.nn.softmax(weights)

@@ -84,7 +84,12 @@ def mixtral():
     return language_model(experts, shapes)
 
 
-@kind("dropless experts", "plain JAX", "github.com/AI-Hypercomputer/maxtext, layers/moe.py (sparse)")
+@kind(
+    "dropless experts",
+    "plain JAX",
+    "github.com/AI-Hypercomputer/maxtext, layers/moe.py (sparse)",
+    joined=True,
+)
 def dropless():
     """Tokens sorted by expert, products by ragged_dot, and back."""
 

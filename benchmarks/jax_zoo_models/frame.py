@@ -34,12 +34,14 @@ class Parts:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """``source``: where the form is published that the model has."""
+    """``source``: where the form is published that the model has; ``joined``: it compares samples,
+    or norms go over them, so that a batch in microbatches is another model."""
 
     name: str
     framework: str
     source: str
     parts: Callable[[], Parts]
+    joined: bool = False
 
     def workload(self, precision: str = "float32") -> Workload:
         parts = self.parts()
@@ -71,12 +73,14 @@ def _in(precision: str, make: Callable[..., Any]) -> Callable[..., Any]:
 KINDS: dict[str, Kind] = {}
 
 
-def kind(name: str, framework: str, source: str) -> Callable[[Callable[[], Parts]], Any]:
+def kind(
+    name: str, framework: str, source: str, joined: bool = False
+) -> Callable[[Callable[[], Parts]], Any]:
     """Lists a function that makes the `Parts`."""
 
     def put(parts: Callable[[], Parts]) -> Callable[[], Parts]:
         assert name not in KINDS, name
-        KINDS[name] = Kind(name, framework, source, parts)
+        KINDS[name] = Kind(name, framework, source, parts, joined)
         return parts
 
     return put

@@ -30,7 +30,9 @@ def parts(make, loss, batch, **more):
     return Parts(init, lambda p, b: loss(eqx.combine(p, static), b), batch, **more)
 
 
-@kind("ConvNeXt", "Equinox", "github.com/facebookresearch/ConvNeXt, models/convnext.py (in Equinox)")
+@kind(
+    "ConvNeXt", "Equinox", "github.com/facebookresearch/ConvNeXt, models/convnext.py (in Equinox)"
+)
 def convnext():
     """Convolutions of each channel, a norm over channels, products by 1 x 1, a scale a channel."""
 
@@ -279,7 +281,9 @@ def bert():
     return parts(Classifier, loss, batch)
 
 
-@kind("neural ODE of Equinox", "Equinox", "docs.kidger.site/diffrax/examples/neural_ode (fixed steps)")
+@kind(
+    "neural ODE of Equinox", "Equinox", "docs.kidger.site/diffrax/examples/neural_ode (fixed steps)"
+)
 def ode():
     """A vector field of `eqx.nn.MLP`; Tsitouras' place is taken by Heun's steps over given times."""
     times = 6

@@ -37,9 +37,7 @@ def transformer():
         h = h + hk.get_parameter("positional", [s, C], init=hk.initializers.TruncatedNormal(0.02))
         mask = input_mask[:, None, None, :] * np.tril(np.ones((1, 1, s, s)))
         for _ in range(2):
-            attend = hk.MultiHeadAttention(
-                num_heads=H, key_size=C // H, model_size=C, w_init=start
-            )
+            attend = hk.MultiHeadAttention(num_heads=H, key_size=C // H, model_size=C, w_init=start)
             y = norm(h)
             h = h + attend(y, y, y, mask=mask)
             dense = hk.Sequential(
@@ -69,7 +67,12 @@ def transformer():
     return Parts(init, loss, batch)
 
 
-@kind("Haiku ResNet", "Haiku", "github.com/google-deepmind/dm-haiku, examples/imagenet; hk.nets")
+@kind(
+    "Haiku ResNet",
+    "Haiku",
+    "github.com/google-deepmind/dm-haiku, examples/imagenet; hk.nets",
+    joined=True,
+)
 def resnet():
     """`hk.BatchNorm` with its averages held as state, which is the aux."""
 

@@ -26,7 +26,7 @@ def moved(key, params):
     return jax.tree.unflatten(tree, made)
 
 
-@kind("ResNet", "Linen", "github.com/google/flax, examples/imagenet/models.py")
+@kind("ResNet", "Linen", "github.com/google/flax, examples/imagenet/models.py", joined=True)
 def resnet():
     """Bottlenecks, and norms by the statistics of the whole batch; what they ran to is the aux."""
 
@@ -53,9 +53,7 @@ def resnet():
 
         @nn.compact
         def __call__(self, x, train=True):
-            norm = partial(
-                nn.BatchNorm, use_running_average=not train, momentum=0.9, epsilon=1e-5
-            )
+            norm = partial(nn.BatchNorm, use_running_average=not train, momentum=0.9, epsilon=1e-5)
             x = nn.Conv(8, (7, 7), (2, 2), padding=[(3, 3), (3, 3)], use_bias=False)(x)
             x = nn.relu(norm(name="bn_init")(x))
             x = nn.max_pool(x, (3, 3), strides=(2, 2), padding="SAME")

@@ -23,7 +23,9 @@ def parts(model, loss, batch, **more):
         made = nnx.state(model(nnx.Rngs(key)), nnx.Param)
         leaves = jax.tree.leaves(made)
         keys = jax.random.split(key, len(leaves))
-        moved = [a + 0.05 * jax.random.normal(k, a.shape) for k, a in zip(keys, leaves, strict=True)]
+        moved = [
+            a + 0.05 * jax.random.normal(k, a.shape) for k, a in zip(keys, leaves, strict=True)
+        ]
         return nnx.to_pure_dict(jax.tree.unflatten(jax.tree.structure(made), moved))
 
     def of(tree, given):
@@ -56,7 +58,9 @@ def vit():
     class VisionTransformer(nnx.Module):
         def __init__(self, rngs):
             patches = (size // patch) ** 2
-            self.patch = nnx.Conv(3, C, (patch, patch), strides=(patch, patch), padding="VALID", rngs=rngs)
+            self.patch = nnx.Conv(
+                3, C, (patch, patch), strides=(patch, patch), padding="VALID", rngs=rngs
+            )
             start = jax.nn.initializers.truncated_normal(0.02)
             self.positions = nnx.Param(start(rngs.params(), (1, patches + 1, C), jnp.float32))
             self.token = nnx.Param(jnp.zeros((1, 1, C)))
@@ -124,7 +128,11 @@ def mini_gpt():
     return parts(MiniGPT, loss, batch, float32=True)
 
 
-@kind("DiT", "NNX", "github.com/facebookresearch/DiT, models.py (NNX: kvfrans/jax-diffusion-transformer)")
+@kind(
+    "DiT",
+    "NNX",
+    "github.com/facebookresearch/DiT, models.py (NNX: kvfrans/jax-diffusion-transformer)",
+)
 def dit():
     """Noise at a step of the schedule from the batch's key; blocks modulated by step and class."""
     size, patch, steps = 8, 2, 100
@@ -147,7 +155,9 @@ def dit():
 
     class DiT(nnx.Module):
         def __init__(self, rngs):
-            self.patch = nnx.Conv(3, C, (patch, patch), strides=(patch, patch), padding="VALID", rngs=rngs)
+            self.patch = nnx.Conv(
+                3, C, (patch, patch), strides=(patch, patch), padding="VALID", rngs=rngs
+            )
             self.time1 = nnx.Linear(C, C, rngs=rngs)
             self.time2 = nnx.Linear(C, C, rngs=rngs)
             self.classes = nnx.Embed(10, C, rngs=rngs)
@@ -278,5 +288,3 @@ def lora():
         return {"x": numbers(draws, C), "label": classes(draws, 10)}
 
     return Parts(init, loss, batch)
-
-

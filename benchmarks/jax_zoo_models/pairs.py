@@ -41,7 +41,12 @@ def encoded(x, blocks, mask=None):
     return x
 
 
-@kind("CLIP", "plain JAX", "github.com/openai/CLIP, clip/model.py; loss: huggingface run_clip.py")
+@kind(
+    "CLIP",
+    "plain JAX",
+    "github.com/openai/CLIP, clip/model.py; loss: huggingface run_clip.py",
+    joined=True,
+)
 def clip():
     """Two towers, the text's taken at its end, and every image against every text."""
 
@@ -178,7 +183,12 @@ def jepa():
     return Parts(lambda key: drawn(key, shapes), loss, batch)
 
 
-@kind("BYOL", "plain JAX", "github.com/google-deepmind/deepmind-research, byol/byol_experiment.py")
+@kind(
+    "BYOL",
+    "plain JAX",
+    "github.com/google-deepmind/deepmind-research, byol/byol_experiment.py",
+    joined=True,
+)
 def byol():
     """Two views, each predicted from the other; the target network is held by the batch's side."""
 
@@ -269,7 +279,9 @@ def perceiver():
     return Parts(lambda key: drawn(key, shapes), loss, batch)
 
 
-@kind("wav2vec with CTC", "plain JAX", "github.com/huggingface/transformers, modeling_flax_wav2vec2")
+@kind(
+    "wav2vec with CTC", "plain JAX", "github.com/huggingface/transformers, modeling_flax_wav2vec2"
+)
 def wav2vec():
     """Strided convolutions over samples of sound, a convolution of groups for places, a
     transformer, and `optax.ctc_loss` over labels of several lengths."""

@@ -44,9 +44,7 @@ def nerf():
         sigma = jax.nn.relu(h @ params["sigma"])[..., 0]
         view = directions / jnp.linalg.norm(directions, axis=-1, keepdims=True)
         view = jnp.repeat(encoded(view, 2)[:, None], points, axis=1)
-        colour = jax.nn.sigmoid(
-            mlp(params["colour"], jnp.concatenate([h, view], -1), jax.nn.relu)
-        )
+        colour = jax.nn.sigmoid(mlp(params["colour"], jnp.concatenate([h, view], -1), jax.nn.relu))
         gaps = jnp.concatenate([t[..., 1:] - t[..., :-1], jnp.full_like(t[..., :1], 1e2)], -1)
         gaps = gaps * jnp.linalg.norm(directions[..., None, :], axis=-1)
         alpha = 1.0 - jnp.exp(-sigma * gaps)
@@ -182,7 +180,9 @@ def vae():
     return Parts(lambda key: drawn(key, shapes), loss, batch, keyed=True)
 
 
-@kind("FNO", "plain JAX", "github.com/neuraloperator/neuraloperator, layers/spectral_convolution.py")
+@kind(
+    "FNO", "plain JAX", "github.com/neuraloperator/neuraloperator, layers/spectral_convolution.py"
+)
 def fno():
     """The lowest modes of a Fourier transform times complex weights, and back."""
     length, modes, width = 16, 4, 16

@@ -4,9 +4,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from benchmarks.jax_zoo_models.decoders import LAYERS, C, S, V, cross_entropy, layer_norm, rms_norm
+from benchmarks.jax_zoo_models.decoders import LAYERS, C, V, cross_entropy, layer_norm, rms_norm
 from benchmarks.jax_zoo_models.frame import Parts, drawn, kind, numbers, tokens
 
+S = 4
+"""Tokens: a step of a scan over them is a part of the program each."""
 N = 4
 """Numbers of state a channel."""
 

@@ -149,6 +149,19 @@ def _broadcast_in_dim(
     return [builder.expand(builder.reshape(x, tuple(thin)), shape)]
 
 
+def _tile(params: Any, inputs: list[Operand], outs: Outs, builder: Builder) -> list[Operand]:
+    """What a dim of one entry is repeated to is that dim, so that a batch is made as it is by
+    broadcasting; any other one is repeated on a dim of its own before it."""
+    times = [int(n) for n in params["reps"]]
+    apart: list[int] = []
+    spread: list[int] = []
+    for size, n in zip(inputs[0].shape, times, strict=True):
+        apart += [size] if size == 1 or n == 1 else [1, size]
+        spread += [size * n] if size == 1 or n == 1 else [n, size]
+    x = builder.expand(builder.reshape(inputs[0], tuple(apart)), tuple(spread))
+    return [builder.reshape(x, outs[0][0])]
+
+
 def _slice(params: Any, inputs: list[Operand], outs: Outs, builder: Builder) -> list[Operand]:
     x = builder.tensor(inputs[0])
     strides = params["strides"] or (1,) * len(x.shape)
@@ -361,6 +374,7 @@ TABLE: Mapping[str, Callable[..., list[Operand] | None]] = {
     "transpose": _transpose,
     "broadcast_in_dim": _broadcast_in_dim,
     "slice": _slice,
+    "tile": _tile,
     "dynamic_slice": _dynamic_slice,
     "split": _split,
     "concatenate": _joined("cat", "dimension"),
