@@ -475,10 +475,11 @@ def bert():
         )
         x = layer_norm(x, **e["norm"], eps=1e-12)
         mask = jnp.expand_dims(batch["attention_mask"], axis=(-3, -2))
-        lowest = jnp.finfo(jnp.float32).min
         bias = jax.lax.select(
-            mask > 0, jnp.full(mask.shape, 0.0), jnp.full(mask.shape, lowest)
-        ).astype(x.dtype)
+            mask > 0,
+            jnp.full(mask.shape, 0.0).astype(x.dtype),
+            jnp.full(mask.shape, jnp.finfo(x.dtype).min).astype(x.dtype),
+        )
         for p in params["layers"]:
             y = dense(p["output"], attention(p["self"], x, bias))
             x = layer_norm(y + x, **p["norm1"], eps=1e-12)

@@ -20,8 +20,7 @@ Batch = Callable[[Any], Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What a workload is made of; ``keyed``: the batch has a random key for each step; ``float32``:
-    the model computes in that whatever its arguments are."""
+    """What a workload is made of; ``keyed``: the batch has a random key for each step."""
 
     init: Init
     loss: Loss
@@ -29,7 +28,6 @@ class Parts:
     keyed: bool = False
     whole: tuple[str, ...] = ()
     has_aux: bool = False
-    float32: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,7 +122,7 @@ def gru():
         y = (draws.uniform(size=SAMPLES) > 0.5).astype(np.float32)
         return {"x": numbers(draws, 8, 2), "y": y}
 
-    return parts(RNN, loss, batch, float32=True)
+    return parts(RNN, loss, batch)
 
 
 @kind("score-based diffusion", "Equinox", "docs.kidger.site/equinox/examples/score_based_diffusion")

@@ -140,7 +140,7 @@ def lstm():
     def batch(draws):
         return {n: classes(draws, vocabulary, length) for n in ("tokens", "labels")}
 
-    return Parts(init, loss, batch, float32=True)
+    return Parts(init, loss, batch)
 
 
 @kind("Haiku VAE", "Haiku", "github.com/google-deepmind/dm-haiku, examples/vae.py")

@@ -125,7 +125,7 @@ def mini_gpt():
     def batch(draws):
         return {n: classes(draws, vocabulary, length) for n in ("tokens", "labels")}
 
-    return parts(MiniGPT, loss, batch, float32=True)
+    return parts(MiniGPT, loss, batch)
 
 
 @kind(
@@ -199,7 +199,7 @@ def dit():
     def batch(draws):
         return {"image": numbers(draws, size, size, 3), "label": classes(draws, 10)}
 
-    return parts(DiT, loss, batch, keyed=True, float32=True)
+    return parts(DiT, loss, batch, keyed=True)
 
 
 @kind("MLP-Mixer", "NNX", "github.com/google/flax, examples/nnx_toy_examples/10_fsdp_and_optimizer; "
