@@ -46,6 +46,7 @@ from autopar.frontends.jax.interpret import flat_parameters
 from autopar.frontends.jax.jaxprs import draft_of
 from autopar.frontends.jax.norms import norms_weighted
 from autopar.frontends.jax.own_casts import own_casts
+from autopar.frontends.jax.pairs import has_complex, without_complex
 from autopar.frontends.jax.precision import exact_constants
 from autopar.frontends.jax.products import products_named
 from autopar.frontends.jax.remarks import remarks
@@ -88,6 +89,9 @@ def capture(
         flat, batch = draws.loss, draws.planned()
         closed, shapes = _jaxpr(loss, flat, params, batch, has_aux)
         entries = tuple(e for e in entries if e.name in batch)
+    if has_complex(closed.jaxpr):
+        flat = without_complex(flat)
+        closed, shapes = _jaxpr(loss, flat, params, batch, has_aux)
     samples = samples_of(entries)
     rules = Rules()
     exact = exact_constants(flat, closed, params, batch, rules)

@@ -12,6 +12,8 @@ from typing import Any
 
 from autopar.frontends.jax.calls import call_again
 from autopar.frontends.jax.draft import Builder, Node, Operand, Shape, Uniform, Value
+from autopar.frontends.jax.fourier import PRIMITIVE as FOURIER
+from autopar.frontends.jax.fourier import converted as fourier
 from autopar.frontends.jax.lookups import SCATTERS, gathered, kept, number, paired
 from autopar.rules.table import TABLE as RULED
 
@@ -394,4 +396,5 @@ TABLE: Mapping[str, Callable[..., list[Operand] | None]] = {
     "dot_general": _dot_general,
     "gather": gathered,
     "conv_general_dilated": _conv,
+    FOURIER: fourier,
 }
