@@ -9,7 +9,7 @@ from autopar import Workload
 from benchmarks.jax_zoo_models.frame import KINDS, Kind
 
 FILES: Mapping[str, Sequence[str]] = {
-    "jax": ("decoders", "recurrent", "experts", "pairs", "physics", "tables"),
+    "jax": ("decoders", "encoders", "recurrent", "experts", "pairs", "physics", "tables"),
     "equinox": ("of_equinox",),
     "flax.nnx": ("of_nnx",),
     "flax.linen": ("of_linen",),
@@ -37,3 +37,6 @@ def kinds() -> tuple[dict[str, Kind], list[str]]:
 
 def workload_of(name: str, precision: str = "float32") -> Workload:
     return kinds()[0][name].workload(precision)
+
+
+__all__ = ["FILES", "INSTALL", "KINDS", "Kind", "kinds", "workload_of"]

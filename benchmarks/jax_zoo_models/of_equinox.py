@@ -285,7 +285,7 @@ def bert():
     "neural ODE of Equinox", "Equinox", "docs.kidger.site/diffrax/examples/neural_ode (fixed steps)"
 )
 def ode():
-    """A vector field of `eqx.nn.MLP`; Tsitouras' place is taken by Heun's steps over given times."""
+    """A vector field of `eqx.nn.MLP`; Heun's steps over given times in Tsitouras' place."""
     times = 6
 
     class Field(eqx.Module):

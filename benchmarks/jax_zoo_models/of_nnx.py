@@ -202,8 +202,7 @@ def dit():
     return parts(DiT, loss, batch, keyed=True)
 
 
-@kind("MLP-Mixer", "NNX", "github.com/google/flax, examples/nnx_toy_examples/10_fsdp_and_optimizer; "
-      "google-research/vision_transformer, models_mixer.py")  # fmt: skip
+@kind("MLP-Mixer", "NNX", "github.com/google-research/vision_transformer, vit_jax/models_mixer.py")
 def mixer():
     """Layers by `nnx.vmap` at their making and `nnx.scan` over them."""
     patches = 16

@@ -1,5 +1,6 @@
 """Fields, flows and differential equations in plain JAX."""
 
+import itertools
 import math
 
 import jax
@@ -12,7 +13,7 @@ W = 32
 
 
 def mlp_shapes(*sizes):
-    return [{"w": (k, n), "b": (n,)} for k, n in zip(sizes, sizes[1:], strict=False)]
+    return [{"w": (k, n), "b": (n,)} for k, n in itertools.pairwise(sizes)]
 
 
 def mlp(params, x, activation=jnp.tanh):

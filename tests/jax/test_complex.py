@@ -132,14 +132,14 @@ def test_a_transform_is_one_op_that_keeps_its_other_dims_apart() -> None:
 def test_the_reference_of_a_loss_that_pins_its_complex_numbers() -> None:
     """A carry of complex64 has no trace in float64."""
 
-    def form(h: Any, start: Any) -> Any:
-        steps = jnp.moveaxis(_z(h), 1, 0)
-        return lax.scan(lambda c, z: (c * (0.6 + 0.7j) + z / 3, c), start, steps)[1].imag
+    def loss_in(dtype: str) -> Callable[..., Any]:
+        def form(h: Any) -> Any:
+            start, steps = jnp.zeros((8, 4), dtype), jnp.moveaxis(_z(h), 1, 0)
+            return lax.scan(lambda c, z: (c * (0.6 + 0.7j) + z / 3, c), start, steps)[1].imag
 
-    loss, exact = (
-        _small(lambda h, dtype=dtype: form(h, jnp.zeros((8, 4), dtype)))
-        for dtype in ("complex64", "complex128")
-    )
+        return _small(form)
+
+    loss, exact = loss_in("complex64"), loss_in("complex128")
     with jax.enable_x64(True):
         params, batch = (models.concrete(t, "float64", seed=4) for t in (PARAMS, BATCH))
         wanted, gradients = jax.value_and_grad(exact)(params, batch)

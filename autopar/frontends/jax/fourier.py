@@ -25,10 +25,8 @@ def transformed(x: Any, dtype: Any, fft_type: Any, fft_lengths: Sequence[int]) -
     """`lax.fft` of ``x``, real or a `Pair`: a pair, or a real array of ``dtype`` where the way back
     ends at one."""
     kind = fft_type.name
-    if kind == "RFFT":
-        given = (jnp.asarray(x),)
-    else:
-        given = (x if isinstance(x, Pair) else Pair(jnp.asarray(x, dtype))).both
+    pair = x if isinstance(x, Pair) else Pair(jnp.asarray(x, dtype))
+    given = (pair.re,) if kind == "RFFT" else pair.both
     made = fft_of_pairs.bind(*given, kind=kind, lengths=tuple(map(int, fft_lengths)))
     return made[0] if kind == "IRFFT" else Pair(*made)
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import jax
 import jax.extend.core as jex
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.extend import source_info_util

@@ -28,4 +28,6 @@ def joined(
     less = missing(priced, issued)
     if not less or missing(issued, priced) or differences(priced, apart()):
         return ()
-    return tuple(f"{kind} over {axis}, {size} bytes a step" for (_, kind, axis), size in less.items())
+    return tuple(
+        f"{kind} over {axis}, {size} bytes a step" for (_, kind, axis), size in less.items()
+    )
