@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -79,3 +80,33 @@ def test_a_statistic_that_is_read_twice_is_reduced_once() -> None:
     issued = issued_collectives(step, batch)
     assert differences(priced, issued)
     assert joined(priced, issued, lambda: issued_collectives(step, batch, APART))
+
+
+def test_what_every_microbatch_moves_alike_is_moved_once() -> None:
+    """The first state of a recurrence is no part of the batch: XLA takes its products, and their
+    gather, out of the loop over microbatches."""
+
+    def cell(params: Any, x: Any, h: Any) -> Any:
+        gate, value = jnp.split(h @ params["state"], 2, axis=-1)
+        return jnp.tanh(x @ params["in"] + jax.nn.sigmoid(gate) * value)
+
+    def loss(params: Any, batch: Any) -> Any:
+        def one(rows: Any) -> Any:
+            h = jnp.full(16, 0.5)
+            for x in rows:
+                h = cell(params, x, h)
+            return h
+
+        return jnp.mean(jnp.square(jax.vmap(one)(batch["x"])))
+
+    shapes = {"in": models.shape(16, 16), "state": models.shape(16, 32)}
+    model = models.Model(loss, shapes, {"x": models.shape(8, 2, 16)})
+    fix = {"dp_replicate": "2", "tp": "4", "microbatch": "2"}
+    program = made_of("microbatches alike", model, fix)
+    batch = dict(program.workload.batch(0))
+    step, priced = Step(program.program(), program.workload), program.priced()
+    issued = issued_collectives(step, batch)
+    apart = issued_collectives(step, batch, APART)
+    assert not differences(priced, apart)
+    assert differences(priced, issued)
+    assert joined(priced, issued, lambda: apart)
