@@ -87,10 +87,12 @@ def verify(folder: str | Path) -> dict[str, Any]:
     unchecked: tuple[str, ...] = ()
     if captured.draws is not None:
         workload, batches = without_keys(workload, captured.draws, batches)
-        unchecked = (DRAWN,)
+        unchecked = (DRAWN,) if captured.draws.shapes else ()
     with jax.enable_x64(True):
         wide = jax.tree.map(_float64, tree)
         wide_batches = [{n: _float64(np.asarray(a)) for n, a in b.items()} for b in batches]
+        if captured.draws is not None:
+            wide_batches = [b | captured.draws.counted(b, wide=True) for b in wide_batches]
         right = reference(workload, tree, batches, captured.stacks)
         named = by_name(paths_of(wide), captured.stacks) | wide_constants(captured)
     try:
