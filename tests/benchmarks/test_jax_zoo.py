@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -40,7 +41,7 @@ def test_a_kind_counts_by_the_worst_of_its_plans() -> None:
 
 def test_gradients_that_are_off_in_one_leaf_are_far() -> None:
     draws = np.random.default_rng(0)
-    theirs = {"a": draws.normal(size=(8, 8)), "b": [draws.normal(size=3)]}
+    theirs: dict[str, Any] = {"a": draws.normal(size=(8, 8)), "b": [draws.normal(size=3)]}
     ours = {"a": theirs["a"], "b": [theirs["b"][0] * (1 + 1e-7)]}
     assert jax_zoo_gradients.distance(theirs, theirs) == 0.0
     assert 0.9e-7 < jax_zoo_gradients.distance(ours, theirs) < 1.1e-7
@@ -48,7 +49,7 @@ def test_gradients_that_are_off_in_one_leaf_are_far() -> None:
 
 
 def test_a_row_is_right_within_the_precision_that_it_names() -> None:
-    row = {"kind": "x", "precision": "float64", "dp": 1e-12, "tp": "refused"}
+    row: dict[str, Any] = {"kind": "x", "precision": "float64", "dp": 1e-12, "tp": "refused"}
     assert jax_zoo_gradients.is_right(row)
     assert not jax_zoo_gradients.is_right({**row, "dp": 1e-8})
     assert jax_zoo_gradients.is_right({**row, "dp": 1e-8, "precision": "float32"})

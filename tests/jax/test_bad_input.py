@@ -184,7 +184,7 @@ def test_no_advice_that_cannot_work_for_what_no_program_can_hold() -> None:
 
     def loss(params: Any, batch: Any) -> Any:
         bits = jax.lax.bitcast_convert_type(batch["x"], "int32")
-        return jnp.mean((batch["x"] @ params["w"]) * (bits & 1).sum())
+        return jnp.mean((batch["x"] @ params["w"]) * (bits & 1))
 
     graph = capture(loss, PARAMS, BATCH).graph
     with pytest.raises(
@@ -194,8 +194,8 @@ def test_no_advice_that_cannot_work_for_what_no_program_can_hold() -> None:
     assert "--allow-replicated" not in str(caught.value)
 
     def plain(params: Any, batch: Any) -> Any:
-        signs = jax.lax.reduce_xor(jnp.sign(batch["x"]).astype("int32"), (0, 1))
-        return jnp.mean(batch["x"] @ params["w"]) * signs
+        y = batch["x"] @ params["w"]
+        return jnp.mean(y) * jax.lax.reduce_xor(jnp.sign(y).astype("int32"), (0, 1))
 
     graph = capture(plain, PARAMS, BATCH).graph
     with pytest.raises(UnruledOp, match="--allow-replicated jax::reduce_xor"):

@@ -20,7 +20,7 @@ from jax.extend import source_info_util
 from autopar.frontends.jax.derivatives import CUSTOM
 from autopar.frontends.jax.errors import RandomKeys
 from autopar.frontends.jax.inputs import is_key
-from autopar.frontends.jax.places import place_of
+from autopar.frontends.jax.places import place_of, traceback_of
 from autopar.frontends.jax.precision import CALLS, inner_jaxprs
 from autopar.frontends.jax.primitives import ELEMENTWISE
 
@@ -320,10 +320,11 @@ def _least(x: Drawn) -> Drawn:
     return least
 
 
-def bound(eqn: Any, values: Sequence[Any]) -> list[Any]:
-    """The results of an equation, with its place in the user's code."""
+def bound(eqn: Any, values: Sequence[Any], caller: Any = None) -> list[Any]:
+    """The results of an equation, with its place in the user's code; ``caller``: the traceback of
+    the call that it is in."""
     stack = source_info_util.current_name_stack() + eqn.source_info.name_stack
-    place = source_info_util.user_context(eqn.source_info.traceback, name_stack=stack)
+    place = source_info_util.user_context(traceback_of(eqn, caller), name_stack=stack)
     with place, eqn.ctx.manager:
         made = eqn.primitive.bind(*values, **eqn.primitive.get_bind_params(eqn.params))
     return list(made) if eqn.primitive.multiple_results else [made]

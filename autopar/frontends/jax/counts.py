@@ -19,6 +19,7 @@ from autopar.frontends.jax.apart import bound, is_random
 from autopar.frontends.jax.derivatives import CUSTOM
 from autopar.frontends.jax.draft import NARROW
 from autopar.frontends.jax.inputs import is_key
+from autopar.frontends.jax.places import traceback_of
 from autopar.frontends.jax.precision import CALLS
 
 Arrays = Mapping[str, Any]
@@ -49,17 +50,24 @@ class Counts:
     def count(self, batch: Arrays, wide: bool = False) -> dict[str, Any]:
         """The counts by name, of a batch that has `entries`; may be traced. ``wide``: in float64,
         which is asked for where 64-bit types are enabled."""
-        closed, shapes = self.closed, self.batch
-        if wide:
-            params, shapes = (jax.tree.map(_wide, tree) for tree in (self.params, self.batch))
-            try:
-                closed = jax.make_jaxpr(self.flat)(params, shapes)
-            except Exception:  # a user's function may well insist on its own dtypes
-                shapes = self.batch
-        values = {n: jnp.asarray(batch[n], shapes[n].dtype) for n in self.entries}
-        walk = _Walk(values=values)
+        made = self._wide(batch) if wide else None
+        counts = self._counted(self.closed, self.batch, batch) if made is None else made
+        return dict(zip(self.shapes, counts, strict=True))
+
+    def _wide(self, batch: Arrays) -> list[Any] | None:
+        """The counts in float64; None where the loss is another program there."""
+        params, shapes = (jax.tree.map(_wide, tree) for tree in (self.params, self.batch))
+        try:
+            closed = jax.make_jaxpr(self.flat)(params, shapes)
+        except Exception:  # a user's function may well insist on its own dtypes
+            return None
+        made = self._counted(closed, shapes, batch)
+        return made if len(made) == len(self.shapes) else None
+
+    def _counted(self, closed: Any, shapes: Arrays, batch: Arrays) -> list[Any]:
+        walk = _Walk(values={n: jnp.asarray(batch[n], shapes[n].dtype) for n in self.entries})
         _walked(walk, closed, self.params, self.batch, self.samples)
-        return dict(zip(self.shapes, walk.counts, strict=True))
+        return walk.counts
 
     def loss(self, params: Any, batch: Arrays) -> Any:
         """``flat`` with the counts that ``batch`` has beside its entries; to be traced."""
@@ -109,7 +117,9 @@ class _Walk:
     counts: list[Any] = field(default_factory=list)
     _places: dict[int, tuple[_Known, _Known]] = field(default_factory=dict)
 
-    def run(self, jaxpr: Any, consts: Sequence[Any], operands: Sequence[_Known]) -> list[_Known]:
+    def run(
+        self, jaxpr: Any, consts: Sequence[Any], operands: Sequence[_Known], caller: Any = None
+    ) -> list[_Known]:
         known: dict[Any, _Known] = {}
         known.update(zip(jaxpr.constvars, (_Known(CONSTANT, c) for c in consts), strict=True))
         known.update(zip(jaxpr.invars, operands, strict=True))
@@ -124,13 +134,13 @@ class _Walk:
                 inner = (
                     called if isinstance(called, jex.ClosedJaxpr) else jex.ClosedJaxpr(called, ())
                 )
-                results = self.run(inner.jaxpr, inner.consts, inputs)
+                results = self.run(inner.jaxpr, inner.consts, inputs, traceback_of(eqn, caller))
             else:
-                results = self._equation(eqn, inputs)
+                results = self._equation(eqn, inputs, caller)
             known.update(zip(eqn.outvars, results, strict=True))
         return list(map(read, jaxpr.outvars))
 
-    def _equation(self, eqn: Any, inputs: list[_Known]) -> list[_Known]:
+    def _equation(self, eqn: Any, inputs: list[_Known], caller: Any) -> list[_Known]:
         alone = all(x.of is not None for x in inputs) and not is_random(eqn)
         whole = [tuple(v.aval.shape) for v in eqn.outvars]
         if not alone or any(shape != () for shape in whole):
@@ -141,7 +151,7 @@ class _Walk:
         of = frozenset[str]().union(*(x.of for x in inputs if x.of)) if alone else None
         computed = self.given is not None or (self.values is not None and alone)
         if computed and all(x.value is not None for x in inputs):
-            made = bound(eqn, [x.value for x in inputs])
+            made = bound(eqn, [x.value for x in inputs], caller)
         else:
             made = [None] * len(eqn.outvars)
         return [_Known(of, value) for value in made]

@@ -23,7 +23,7 @@ from autopar.frontends.jax.errors import ComplexNumbers
 from autopar.frontends.jax.fourier import transformed
 from autopar.frontends.jax.pair import Pair, parts_of
 from autopar.frontends.jax.pair_rules import BOTH, RULES, float_of
-from autopar.frontends.jax.places import place_of
+from autopar.frontends.jax.places import place_of, traceback_of
 from autopar.frontends.jax.precision import CALLS, inner_jaxprs
 
 COMPLEX = (
@@ -56,7 +56,10 @@ def without_complex(function: Callable[..., Any]) -> Callable[..., Any]:
     return of_pairs
 
 
-def _run(jaxpr: Any, consts: Sequence[Any], operands: Sequence[Any]) -> list[Any]:
+def _run(
+    jaxpr: Any, consts: Sequence[Any], operands: Sequence[Any], caller: Any = None
+) -> list[Any]:
+    """The results of a jaxpr; ``caller``: the traceback of the call that it is in."""
     known: dict[Any, Any] = {}
     known.update(zip(jaxpr.constvars, map(parts_of, consts), strict=True))
     known.update(zip(jaxpr.invars, operands, strict=True))
@@ -71,13 +74,13 @@ def _run(jaxpr: Any, consts: Sequence[Any], operands: Sequence[Any]) -> list[Any
     for eqn in jaxpr.eqns:
         inputs = list(map(read, eqn.invars))
         stack = source_info_util.current_name_stack() + eqn.source_info.name_stack
-        place = source_info_util.user_context(eqn.source_info.traceback, name_stack=stack)
-        with place, eqn.ctx.manager:
-            known.update(zip(eqn.outvars, _equation(eqn, inputs), strict=True))
+        at = traceback_of(eqn, caller)
+        with source_info_util.user_context(at, name_stack=stack), eqn.ctx.manager:
+            known.update(zip(eqn.outvars, _equation(eqn, inputs, at), strict=True))
     return list(map(read, jaxpr.outvars))
 
 
-def _equation(eqn: Any, inputs: list[Any]) -> list[Any]:
+def _equation(eqn: Any, inputs: list[Any], at: Any) -> list[Any]:
     name, params = eqn.primitive.name, eqn.params
     touched = any(isinstance(x, Pair) for x in inputs) or any(map(_is_complex, eqn.outvars))
     inside = any(map(has_complex, inner_jaxprs(eqn)))
@@ -86,8 +89,8 @@ def _equation(eqn: Any, inputs: list[Any]) -> list[Any]:
     if name in CALLS and name not in CUSTOM:
         called = params[CALLS[name]]
         if isinstance(called, jex.ClosedJaxpr):
-            return _run(called.jaxpr, called.consts, inputs)
-        return _run(called, (), inputs)
+            return _run(called.jaxpr, called.consts, inputs, at)
+        return _run(called, (), inputs, at)
     if name in _CONTROL:
         return _CONTROL[name](params, inputs)
     if name == "fft":
