@@ -26,8 +26,8 @@ LAYOUTS = {
     "tp": {"dp_shard": "2", "tp": "2"},
 }
 LIMIT = 1e-9
-REFUSED = frozenset(("at.apply", "fft", "rfft", "pairs as complex numbers"))
-"""A function inside of a scatter, and complex numbers."""
+REFUSED = frozenset(("at.apply",))
+"""A function inside of a scatter."""
 _MODEL = "from benchmarks.jax_forms import workload as of\n\nworkload = of({name!r})\n"
 
 

@@ -45,7 +45,7 @@ ERRORS: tuple[Planted, ...] = (
     _capture("clip from above alone", "ops replicate",
         "primitives:_clamp", "min=low.value", "min=-1e9"),
     _capture("pad with zeros whatever the value (jax)", "ops replicate",
-        "primitives:_pad", "value=value.value", "value=0.0"),
+        "enlarged:padded", "value=value.value", "value=0.0"),
     _capture("flip of another dim", "ops replicate",
         "primitives:_rev", "tuple(int(d) for d", "tuple(int(d) + 1 for d"),
     _capture("a strided slice starts at zero (jax)", "ops replicate",

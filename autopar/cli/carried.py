@@ -151,14 +151,16 @@ def _stored(arrays: Mapping[str, Any]) -> bytes:
 
 
 def _exported(draws: Draws) -> bytes:
-    """A function of the bits of the keys, by name, for CPUs, GPUs and TPUs."""
+    """A function of the bits of the keys and of what is counted, for CPUs, GPUs and TPUs."""
     import jax
     from jax import export
 
     def draw(bits: Mapping[str, Any]) -> dict[str, Any]:
         return draws.draw({name: _key(x, draws.batch[name]) for name, x in bits.items()})
 
-    shapes = {name: jax.eval_shape(_bits, draws.batch[name]) for name in draws.keys}
+    counted = () if draws.counts is None else draws.counts.entries
+    given = {name: draws.batch[name] for name in (*draws.keys, *counted)}
+    shapes = {name: jax.eval_shape(_bits, array) for name, array in given.items()}
     made = export.export(jax.jit(draw), platforms=("cpu", "cuda", "tpu"))(shapes)
     return bytes(made.serialize())
 

@@ -1,7 +1,4 @@
-"""Spellings that are refused under some layout, and why their authors must write them otherwise.
-
-Of JAX an op without a rule, or one that the emitter has not, is not built yet: "not yet".
-"""
+"""Spellings that are refused under some layout, and why their authors must write them otherwise."""
 
 from __future__ import annotations
 
@@ -23,10 +20,5 @@ REFUSALS: Mapping[str, str] = {
     "numbers of the batch: choose each expert's words by a mask",
     "torch/routing with capacity/places by exclusive cumsum and a one-hot dispatch einsum": "the "
     "number of classes is a number of the batch: compare with torch.arange(capacity)",
-    "jax/positions/rotary by complex numbers": "not yet: complex numbers",
-    "jax/recurrence over time/associative_scan of a complex diagonal state, under vmap": (
-        "not yet: complex numbers"
-    ),
-    "jax/sums along time/long convolution by rfft of padded lengths": "not yet: complex numbers",
 }
 """By the spelling's name."""

@@ -126,6 +126,8 @@ class VerifyResult:
     unchecked:              what the comparison cannot see, one sentence each.
     merged:                 pairs of parameters of one gradient, which XLA adds up once: less moves
                             than was priced, by just that.
+    joined:                 equal collectives, of which XLA runs one: less moves
+                            than was priced, by just that.
     narrow:                 what was seen of layers in 8 bits, where there are any.
     """
 
@@ -143,6 +145,7 @@ class VerifyResult:
     recompute_differences: tuple[str, ...] = ()
     computes_in: str = "float32"
     merged: tuple[str, ...] = ()
+    joined: tuple[str, ...] = ()
     narrow: NarrowResult | None = None
 
     @property
@@ -194,6 +197,7 @@ class VerifyResult:
             "collective_differences": list(self.collective_differences),
             "collectives": list(self.issued),
             "merged": list(self.merged),
+            "joined": list(self.joined),
             "ranks": self.ranks,
             "dropout": "fixed",
             "random_numbers": "fixed",
@@ -224,6 +228,7 @@ class VerifyResult:
                 "unchecked": tuple(data["unchecked"]),
                 "recompute_differences": tuple(data["recompute_differences"]),
                 "merged": tuple(data["merged"]),
+                "joined": tuple(data["joined"]),
                 "narrow": NarrowResult.read(data["narrow"]),
             }
         )

@@ -323,3 +323,5 @@ def test_jax_iterators_caches_and_variables() -> None:
 def test_whose_a_file_is() -> None:
     assert is_users(__file__)
     assert not any(map(is_users, (workload.__file__, np.__file__, random.__file__)))
+    elsewhere = ("/opt/other/lib/python3.11/site-packages", "/usr/lib/python3/dist-packages")
+    assert not any(is_users(f"{folder}/jax/numpy.py") for folder in elsewhere)

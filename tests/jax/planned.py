@@ -93,6 +93,8 @@ class Made:
         with jax.enable_x64(True):
             wide = jax.tree.map(lambda a: np.asarray(a, np.float64), tree)
             given = [{n: jax_verify._float64(a) for n, a in b.items()} for b in batches]
+            if self.captured.draws is not None:
+                given = [b | self.captured.draws.counted(b, wide=True) for b in given]
             key = (self.name, repr(self.options))
             options, right = _references.get(key, (None, None))
             if right is None or options != self.options:

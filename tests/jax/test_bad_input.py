@@ -78,9 +78,9 @@ CASES: dict[str, tuple[Callable[..., Any], type[UserError], str]] = {
     "integer": (lambda p, b: jnp.sum(b["x"] @ p["w"] > 0), NotScalarLoss, "int32"),
     "while": (while_loop, ControlFlow, r"test_bad_input\.py:\d+.*static length"),
     "complex": (
-        lambda p, b: jnp.mean(jnp.abs(jnp.fft.fft(b["x"] @ p["w"]))),
+        lambda p, b: jnp.mean(jnp.abs(jnp.tanh(jnp.fft.fft(b["x"] @ p["w"])))),
         ComplexNumbers,
-        r"test_bad_input\.py:\d+.*complex numbers \(\w+\): keep",
+        r"test_bad_input\.py:\d+.*tanh of complex numbers.*: keep",
     ),
     "branch": (branch, ControlFlow, r"jnp\.where"),
     "unused": (lambda p, b: jnp.mean(b["x"]), ParameterWithoutGradient, "1 of 1 parameters: w"),
@@ -184,7 +184,7 @@ def test_no_advice_that_cannot_work_for_what_no_program_can_hold() -> None:
 
     def loss(params: Any, batch: Any) -> Any:
         bits = jax.lax.bitcast_convert_type(batch["x"], "int32")
-        return jnp.mean((batch["x"] @ params["w"]) * (bits & 1).sum())
+        return jnp.mean((batch["x"] @ params["w"]) * (bits & 1))
 
     graph = capture(loss, PARAMS, BATCH).graph
     with pytest.raises(
@@ -194,8 +194,8 @@ def test_no_advice_that_cannot_work_for_what_no_program_can_hold() -> None:
     assert "--allow-replicated" not in str(caught.value)
 
     def plain(params: Any, batch: Any) -> Any:
-        signs = jax.lax.reduce_xor(jnp.sign(batch["x"]).astype("int32"), (0, 1))
-        return jnp.mean(batch["x"] @ params["w"]) * signs
+        y = batch["x"] @ params["w"]
+        return jnp.mean(y) * jax.lax.reduce_xor(jnp.sign(y).astype("int32"), (0, 1))
 
     graph = capture(plain, PARAMS, BATCH).graph
     with pytest.raises(UnruledOp, match="--allow-replicated jax::reduce_xor"):

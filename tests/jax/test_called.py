@@ -84,7 +84,7 @@ FORMS: dict[str, Callable[[Any], Any]] = {
     "lax.ragged_dot_general(": _grouped,
     "lax.top_k(": lambda h: jnp.where(h >= lax.top_k(h, 3)[0][..., -1:], h, 0),
     "jnp.einsum(": lambda h: jax.image.resize(h.reshape(8, 6, 4, 2), (8, 12, 8, 2), "bilinear"),
-    "lax.tile(": lambda h: jnp.tile(h, (1, 2, 1)),
+    "jnp.broadcast_to(": lambda h: jnp.tile(h, (1, 2, 1)),
     "lax.reduce_prod(": lambda h: jnp.prod(h + 2, axis=1),
     "lax.conv_general_dilated(": lambda h: lax.conv_transpose(
         h.reshape(8, 6, 4, 2), jnp.ones((3, 3, 2, 2)), (2, 2), "SAME"

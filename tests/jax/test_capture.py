@@ -37,6 +37,8 @@ def equal(loss: Callable[..., Any], params: Any, batch: Any) -> Graph:
         largest = 10 if "label" in batch else models.V
         weights, data = (models.concrete(t, "float64", largest=largest) for t in (params, batch))
         wanted, gradients = jax.jit(reference_of(loss, params, batch).function)(weights, data)
+        if captured.draws is not None:
+            data = data | captured.draws.counted(data, wide=True)
         actual, ours = jax.jit(
             jax.value_and_grad(lambda p: run(flat_parameters(p, captured.stacks), data))
         )(weights)

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from autopar.lowering.collectives import Row
+from autopar.runtime.jax.step import Step
+from autopar.runtime.verify.collectives import differences
+from autopar.runtime.verify.jax.joined import APART, joined
 from autopar.runtime.verify.jax.merged import Twins, twins, without_merged
+from autopar.runtime.verify.jax.verify import issued_collectives
+from tests.jax import models
+from tests.jax.planned import made_of
 
 MESH = {"dp_shard": 2, "tp": 2}
 ALIKE = [Twins("blocks.*.down.b", "blocks.*.out.b", 512), Twins("tail.b", "head.b", 96)]
@@ -40,3 +50,63 @@ def test_what_is_missing_has_to_be_their_bytes() -> None:
         lines, pairs = missing("all_reduce", other)
         assert (len(lines), pairs) == (1, ())
     assert len(missing("all_to_all", 512)[0]) == 1
+
+
+def test_equal_collectives_are_counted_where_xla_leaves_them_apart() -> None:
+    priced = [Row("all_reduce", "tp", 64, 3), Row("all_gather", "tp", 32, 1)]
+    one_less = [Row("all_reduce", "tp", 64, 2), Row("all_gather", "tp", 32, 1)]
+    assert joined(priced, one_less, lambda: priced) == ("all_reduce over tp, 64 bytes a step",)
+    assert joined(priced, one_less, lambda: one_less) == ()  # the program asks for less
+    more_beside = [*one_less, Row("permute", "tp", 8, 1)]
+    assert joined(priced, more_beside, lambda: priced) == ()
+    assert joined(priced, priced, lambda: priced) == ()
+
+
+def test_a_statistic_that_is_read_twice_is_reduced_once() -> None:
+    """Of what two readers want whole XLA makes one sum; the plan has two."""
+
+    def loss(params: Any, batch: Any) -> Any:
+        y = batch["x"] @ params["w"]
+        mean, square = y.mean(0), jnp.square(y).mean(0)
+        size = jnp.sqrt(jnp.maximum(square - mean**2, 0) + 1e-3)
+        return jnp.mean(((y - mean) / size) ** 3) + jnp.mean(jnp.sin(mean)) + jnp.mean(size**3)
+
+    shapes = {"w": models.shape(16, 16)}
+    program = made_of(
+        "statistics", models.Model(loss, shapes, {"x": models.shape(8, 16)}), {"dp_replicate": "8"}
+    )
+    batch = dict(program.workload.batch(0))
+    step, priced = Step(program.program(), program.workload), program.priced()
+    issued = issued_collectives(step, batch)
+    assert differences(priced, issued)
+    assert joined(priced, issued, lambda: issued_collectives(step, batch, APART))
+
+
+def test_what_every_microbatch_moves_alike_is_moved_once() -> None:
+    """The first state of a recurrence is no part of the batch: XLA takes its products, and their
+    gather, out of the loop over microbatches."""
+
+    def cell(params: Any, x: Any, h: Any) -> Any:
+        gate, value = jnp.split(h @ params["state"], 2, axis=-1)
+        return jnp.tanh(x @ params["in"] + jax.nn.sigmoid(gate) * value)
+
+    def loss(params: Any, batch: Any) -> Any:
+        def one(rows: Any) -> Any:
+            h = jnp.full(16, 0.5)
+            for x in rows:
+                h = cell(params, x, h)
+            return h
+
+        return jnp.mean(jnp.square(jax.vmap(one)(batch["x"])))
+
+    shapes = {"in": models.shape(16, 16), "state": models.shape(16, 32)}
+    model = models.Model(loss, shapes, {"x": models.shape(8, 2, 16)})
+    fix = {"dp_replicate": "2", "tp": "4", "microbatch": "2"}
+    program = made_of("microbatches alike", model, fix)
+    batch = dict(program.workload.batch(0))
+    step, priced = Step(program.program(), program.workload), program.priced()
+    issued = issued_collectives(step, batch)
+    apart = issued_collectives(step, batch, APART)
+    assert not differences(priced, apart)
+    assert differences(priced, issued)
+    assert joined(priced, issued, lambda: apart)

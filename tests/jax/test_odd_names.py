@@ -16,7 +16,7 @@ from tests.jax.planned import made_of
 
 KEYS = (
     "class", "a-b", "0", "a b", "größe", "self", "x/y", "a::b", 'q"uote', "it's", "back\\slash",
-    "new\nline", "tab\t", "µ", "__w", "x²", "{i}", "#", "p", "params", "jnp",
+    "new\nline", "tab\t", "µ", "__w", "x²", "{i}", "#", "p", "params", "jnp", "x", "shared", "tanh",
 )  # fmt: skip
 LAYOUTS: Mapping[str, Mapping[str, str]] = {
     "state": {"dp_shard": "8", "zero": "3"},
@@ -52,6 +52,20 @@ def test_a_key_of_the_parameters(key: str) -> None:
     for how, layout in LAYOUTS.items():
         program = made_of(f"key {key!r} {how}", model(key, "x"), dict(layout))
         assert program.exact()[0].largest <= TOLERANCE
+
+
+def test_leaves_that_are_called_as_ops_call_their_results() -> None:
+    """``split`` has two results, ``split.0`` and ``split.1``; so has a list of two leaves."""
+
+    def loss(params: Any, batch: Any) -> Any:
+        y = batch["x"] @ params["split"][0]
+        left, right = jnp.split(y, 2, axis=-1)
+        return jnp.mean(jnp.square(left @ params["split"][1] + right))
+
+    shapes = {"split": [models.shape(16, 16), models.shape(8, 8)]}
+    model = models.Model(loss, shapes, {"x": models.shape(8, 16)})
+    program = made_of("leaves called split", model, LAYOUTS["tensors"])
+    assert program.exact()[0].largest <= TOLERANCE
 
 
 def test_numbers_that_no_index_is() -> None:

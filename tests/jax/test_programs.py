@@ -119,6 +119,8 @@ def test_probes_see_what_one_device_computes(name: str) -> None:
         tree = program.workload.init(None)  # type: ignore[misc]
         wide = jax.tree.map(lambda a: np.asarray(a, np.float64), tree)
         batch = {n: jax_verify._float64(a) for n, a in program.workload.batch(0).items()}
+        if program.captured.draws is not None:
+            batch |= program.captured.draws.counted(batch, wide=True)
         named = by_name(paths_of(wide), program.captured.stacks)
         given = (program.plan, program.captured, program.workload, named, batch)
         right = on_one_device(*given)

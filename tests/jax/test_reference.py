@@ -205,6 +205,42 @@ def _attention(x: Any) -> Any:
     return jax.nn.gelu(x * 7**-0.5) + x.sum(-1, keepdims=True) * (1 / 24) + 8**0.25
 
 
+def _selecting(x: Any) -> Any:
+    """`lax.select` of a float32 number and of a wide one cannot be traced."""
+    return jax.lax.select(x > 0, x, jnp.full(x.shape, -0.25, jnp.float32))
+
+
+RULED: dict[str, Callable[[Any], Any]] = {
+    "erf": jax.lax.erf,
+    "erfc": jax.lax.erfc,
+    "gelu": lambda x: jax.nn.gelu(x, approximate=False),
+    "exp2": jnp.exp2,
+    "erf_inv": lambda x: jax.lax.erf_inv(jnp.tanh(x) / 2),
+    "cbrt": lambda x: jnp.cbrt(x + 9),
+    "log10": lambda x: jnp.log10(x**2 + 1),
+    "density": jax.scipy.stats.norm.logpdf,
+    "cdf": jax.scipy.stats.norm.cdf,
+    "sinc": jnp.sinc,
+}
+"""Functions whose derivatives have constants that the functions have not."""
+
+
+@pytest.mark.parametrize("name", RULED)
+def test_constants_of_derivatives_are_exact_where_a_function_has_no_trace_in_float64(
+    name: str,
+) -> None:
+    loss = over(lambda x: RULED[name](_selecting(x)))
+    exact = over(lambda x: RULED[name](jnp.where(x > 0, x, -0.25)))
+    params, batch = values()
+    with jax.enable_x64(True):
+        wanted, gradients = jax.value_and_grad(exact)(params, batch)
+        reference = reference_of(loss, PARAMS, BATCH)
+        value, ours = reference.function(params, batch)
+    assert "another program" in reference.unchecked[0]
+    assert value == pytest.approx(float(wanted), rel=1e-13)
+    np.testing.assert_allclose(ours["w"], gradients["w"], rtol=1e-12, atol=1e-15)
+
+
 @pytest.mark.parametrize("pins", [_carry, _insisting, _other, _pinned])
 def test_program_and_reference_mean_the_same_constants_where_a_trace_has_float32_ones(
     pins: Callable[[Any], Any],
@@ -222,11 +258,12 @@ def test_program_and_reference_mean_the_same_constants_where_a_trace_has_float32
 def test_a_rounded_constant_stands_for_the_number_that_was_rounded() -> None:
     exact = [
         1e-5, 0.9, -1e9, 0.044715, 1 / 24, 1 / 3, 8**-0.5, 8**0.5, -(7**-0.5), 8**-0.25, 3**0.25,
-        np.sqrt(2 / np.pi), 0.0, 1.0, 2.0**-149, 3.0,
+        np.sqrt(2 / np.pi), 0.0, 1.0, 2.0**-149, 3.0, np.pi, np.pi / 2, -2 / np.sqrt(np.pi),
+        np.log(2), np.log(2 * np.pi) / 2, 1 / np.log(10),
     ]  # fmt: skip
     for number in exact:
         assert unrounded(np.float32(number)) == pytest.approx(number, rel=1e-15)
-    assert unrounded(np.float32(np.pi)) == 3.1415927  # the shortest decimal of what has no name
+    assert unrounded(np.float32(1.2345678)) == 1.2345678  # the shortest decimal: it has no name
 
 
 @given(st.floats(width=32, allow_nan=False, allow_infinity=False))

@@ -20,7 +20,7 @@ from jax.extend import source_info_util
 from autopar.frontends.jax.derivatives import CUSTOM
 from autopar.frontends.jax.errors import RandomKeys
 from autopar.frontends.jax.inputs import is_key
-from autopar.frontends.jax.places import place_of
+from autopar.frontends.jax.places import place_of, traceback_of
 from autopar.frontends.jax.precision import CALLS, inner_jaxprs
 from autopar.frontends.jax.primitives import ELEMENTWISE
 
@@ -102,7 +102,7 @@ class Apart:
         if x.made is not None and _least(x) is not x:
             eqn, operands = x.made
             values = [self.number(v) for v in operands]
-            return None if self.given is None else _bound(eqn, values)[0]
+            return None if self.given is None else bound(eqn, values)[0]
         self.needed.append(x)
         if self.given is None:
             return None
@@ -112,9 +112,9 @@ class Apart:
         draws = any(isinstance(x, Drawn) for x in inputs) or is_random(eqn)
         if not any(isinstance(x, Data) for x in inputs):
             if not draws:
-                return _bound(eqn, inputs)
+                return bound(eqn, inputs)
             own = [x.value if isinstance(x, Drawn) else x for x in inputs]
-            values = _bound(eqn, own) if self.drawing else [None] * len(eqn.outvars)
+            values = bound(eqn, own) if self.drawing else [None] * len(eqn.outvars)
             cheap = eqn.primitive.name in _CHEAP
             cheap &= sum(isinstance(x, Drawn) and not x.is_key for x in inputs) == 1
             made = (eqn, inputs) if cheap else None
@@ -147,7 +147,7 @@ class Apart:
                 "numbers first, and compute with those"
             )
         values = [self.number(x) for x in inputs]
-        results = [None] * len(eqn.outvars) if self.given is None else _bound(eqn, values)
+        results = [None] * len(eqn.outvars) if self.given is None else bound(eqn, values)
         return list(map(Data, results))
 
     def _scan(self, eqn: Any, inputs: list[Any]) -> list[Any]:
@@ -320,10 +320,11 @@ def _least(x: Drawn) -> Drawn:
     return least
 
 
-def _bound(eqn: Any, values: Sequence[Any]) -> list[Any]:
-    """The results of an equation, with its place in the user's code."""
+def bound(eqn: Any, values: Sequence[Any], caller: Any = None) -> list[Any]:
+    """The results of an equation, with its place in the user's code; ``caller``: the traceback of
+    the call that it is in."""
     stack = source_info_util.current_name_stack() + eqn.source_info.name_stack
-    place = source_info_util.user_context(eqn.source_info.traceback, name_stack=stack)
+    place = source_info_util.user_context(traceback_of(eqn, caller), name_stack=stack)
     with place, eqn.ctx.manager:
         made = eqn.primitive.bind(*values, **eqn.primitive.get_bind_params(eqn.params))
     return list(made) if eqn.primitive.multiple_results else [made]

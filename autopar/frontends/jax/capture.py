@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,10 @@ from autopar.frontends.jax.aux import aux_of, results_of, single_results
 from autopar.frontends.jax.branches import check_loops
 from autopar.frontends.jax.calls import constants_whole
 from autopar.frontends.jax.constants import Constants, held_note, stored
+from autopar.frontends.jax.counts import counts_of
 from autopar.frontends.jax.derivatives import Rules
 from autopar.frontends.jax.draft import Draft, Operand, Value
-from autopar.frontends.jax.draws import drawn_entries, drawn_note, draws_of
+from autopar.frontends.jax.draws import drawn_entries, drawn_note, draws_of, with_counts
 from autopar.frontends.jax.errors import (
     BatchError,
     BuildError,
@@ -45,7 +46,8 @@ from autopar.frontends.jax.inputs import (
 from autopar.frontends.jax.interpret import flat_parameters
 from autopar.frontends.jax.jaxprs import draft_of
 from autopar.frontends.jax.norms import norms_weighted
-from autopar.frontends.jax.own_casts import own_casts
+from autopar.frontends.jax.own_casts import HALF, own_casts
+from autopar.frontends.jax.pairs import has_complex, without_complex
 from autopar.frontends.jax.precision import exact_constants
 from autopar.frontends.jax.products import products_named
 from autopar.frontends.jax.remarks import remarks
@@ -54,7 +56,7 @@ from autopar.frontends.jax.vocabulary import lookups_lifted
 from autopar.frontends.shared.captured import Captured
 from autopar.frontends.shared.kept_state import KeptState
 from autopar.frontends.shared.places import UNKNOWN, declared, last_line
-from autopar.nouns.batch import tokens_of
+from autopar.nouns.batch import BatchEntry, tokens_of
 from autopar.nouns.graph import Graph
 from autopar.nouns.workload import Workload
 
@@ -88,6 +90,16 @@ def capture(
         flat, batch = draws.loss, draws.planned()
         closed, shapes = _jaxpr(loss, flat, params, batch, has_aux)
         entries = tuple(e for e in entries if e.name in batch)
+    counts = None
+    if precision not in HALF:
+        counts = counts_of(flat, closed, params, batch, _small(entries))
+    if counts is not None:
+        draws = with_counts(draws, flat, closed, params, batch, counts)
+        flat, batch = counts.loss, counts.planned()
+        closed, shapes = _jaxpr(loss, flat, params, batch, has_aux)
+    if has_complex(closed.jaxpr):
+        flat = without_complex(flat)
+        closed, shapes = _jaxpr(loss, flat, params, batch, has_aux)
     samples = samples_of(entries)
     rules = Rules()
     exact = exact_constants(flat, closed, params, batch, rules)
@@ -194,6 +206,11 @@ def _graph(draft: Draft, constants: Constants) -> tuple[Graph, Stacks, tuple[Ope
             "is not trained as a batch entry"
         )
     return graph, stacks, results
+
+
+def _small(entries: Sequence[BatchEntry]) -> list[str]:
+    """Entries with a number a token at most: every device may have them whole, to count."""
+    return [e.name for e in entries if e.batch_dim is not None and len(e.shape) <= 2]
 
 
 def _inputs(params: Any, batch: Mapping[str, Any]) -> tuple[Value, ...]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from autopar.frontends.jax.apart import Apart, Data, Drawn, is_random
+from autopar.frontends.jax.counts import Counts
 from autopar.frontends.jax.errors import BatchError, RandomKeys
 from autopar.frontends.jax.inputs import is_key
 from autopar.nouns.batch import BatchEntry
@@ -34,7 +35,8 @@ class Draws:
 
     closed: its jaxpr for the planned shapes; keys: the batch's entries of random keys, and the
             integers that keys are made from.
-    names:  the entries that stand for them; shapes: of these.
+    names:  the entries that stand for them, and for the counts; shapes: of the random ones.
+    counts: numbers of the whole batch, of what a device has of it no part.
     """
 
     flat: Callable[..., Any]
@@ -43,25 +45,38 @@ class Draws:
     batch: Arrays
     keys: tuple[str, ...]
     shapes: Arrays
+    counts: Counts | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The entries that the drawn arrays are."""
-        return tuple(self.shapes)
+        """The entries that the drawn arrays are, and the counts."""
+        return tuple(self.made)
+
+    @property
+    def made(self) -> Arrays:
+        """The shapes of `names`."""
+        return {**self.shapes, **({} if self.counts is None else self.counts.shapes)}
 
     def planned(self) -> dict[str, Any]:
         """The batch of `loss`, as shapes."""
         return {n: v for n, v in self.batch.items() if n not in self.keys} | dict(self.shapes)
 
     def draw(self, keys: Arrays) -> dict[str, Any]:
-        """The drawn arrays by name, for the ``keys`` of a batch; may be traced."""
+        """The drawn arrays by name and the counts, for the ``keys`` of a batch; may be traced."""
+        counts = self.counted(keys)
+        if not self.shapes:
+            return counts
         walk = Apart(drawing=True)
         _walked(walk, self.closed, self.params, self.batch, self.keys, keys)
-        return dict(zip(self.shapes, (x.value for x in walk.needed), strict=True))
+        return dict(zip(self.shapes, (x.value for x in walk.needed), strict=True)) | counts
+
+    def counted(self, batch: Arrays, wide: bool = False) -> dict[str, Any]:
+        """The counts by name; ``wide``: in float64."""
+        return {} if self.counts is None else self.counts.count(batch, wide)
 
     def apart(self, batch: Arrays) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The keys of a user's batch, and its other entries. Raises `BatchError` for other keys
-        than were planned for."""
+        """The keys of a user's batch with what counts follow from, and all but the keys. Raises
+        `BatchError` for other keys than were planned for."""
         keys: dict[str, Any] = {}
         for name in self.keys:
             wanted, given = self.batch[name], batch.get(name)
@@ -79,7 +94,9 @@ class Draws:
                     "in jax.random.fold_in(key, step)"
                 )
             keys[name] = given
-        return keys, {name: value for name, value in batch.items() if name not in keys}
+        data = {name: value for name, value in batch.items() if name not in keys}
+        counted = () if self.counts is None else self.counts.entries
+        return keys | {name: data[name] for name in counted if name in data}, data
 
     def drawn(self, batch: Arrays) -> dict[str, Any]:
         """The batch of `loss` for a user's."""
@@ -87,9 +104,12 @@ class Draws:
         return {**data, **self.draw(keys)}
 
     def loss(self, params: Any, batch: Arrays) -> Any:
-        """``flat`` of the batch without keys and with the drawn arrays; to be traced."""
+        """``flat`` of the batch without keys and with the drawn arrays, which counts by itself; to
+        be traced."""
+        given = {name: value for name, value in batch.items() if name not in self.made}
+        if not self.keys and not self.shapes:
+            return self.flat(params, given)
         shapes = jax.tree.map(_shape, params)
-        given = {name: value for name, value in batch.items() if name not in self.shapes}
         keys = {name: self.batch[name] for name in self.keys}
         whole = {**{name: _shape(value) for name, value in given.items()}, **keys}
         closed, made = jax.make_jaxpr(self.flat, return_shape=True)(shapes, whole)
@@ -128,6 +148,19 @@ def _needed(closed: Any, params: Any, batch: Arrays, keys: Collection[str]) -> A
     return walk
 
 
+def with_counts(
+    draws: Draws | None, flat: Callable[..., Any], closed: Any, params: Any, batch: Arrays,
+    counts: Counts | None,
+) -> Draws | None:  # fmt: skip
+    """``draws`` with the counts of its loss; of a loss without random numbers where there are
+    counts alone."""
+    if counts is None:
+        return draws
+    if draws is None:
+        return Draws(flat, closed, params, batch, (), {}, counts)
+    return replace(draws, counts=counts)
+
+
 def drawn_entries(
     graph: Graph, entries: Sequence[BatchEntry], draws: Draws
 ) -> tuple[BatchEntry, ...]:
@@ -141,10 +174,10 @@ def drawn_entries(
             name,
             shape.shape,
             str(shape.dtype),
-            0 if cut.get(name) == 0 and shape.shape[0] == samples else None,
+            0 if cut.get(name) == 0 and shape.shape[:1] == (samples,) else None,
             "drawn",
         )
-        for name, shape in draws.shapes.items()
+        for name, shape in draws.made.items()
     )
     keys = ((name, draws.batch[name]) for name in draws.keys)
     whole = (BatchEntry(n, tuple(k.shape), str(k.dtype), None, "key") for n, k in keys)
@@ -152,16 +185,25 @@ def drawn_entries(
 
 
 def drawn_note(draws: Draws | None) -> tuple[str, ...]:
-    """What is drawn, in words."""
-    if draws is None or not draws.shapes:
+    """What is drawn and counted, in words."""
+    if draws is None:
         return ()
-    count = sum(math.prod(s.shape) * s.dtype.itemsize for s in draws.shapes.values())
-    of = " and ".join(f"batch[{name!r}]" for name in draws.keys) or "keys in the loss"
-    return (
-        f"{len(draws.shapes)} arrays of random numbers, {count / 2**20:.3g} MiB of a global batch, "
-        f"follow from {of}; they are drawn before each step, and that time is not in the "
-        "prediction",
-    )
+    notes = []
+    if draws.shapes:
+        count = sum(math.prod(s.shape) * s.dtype.itemsize for s in draws.shapes.values())
+        of = " and ".join(f"batch[{name!r}]" for name in draws.keys) or "keys in the loss"
+        notes.append(
+            f"{len(draws.shapes)} arrays of random numbers, {count / 2**20:.3g} MiB of a global "
+            f"batch, follow from {of}; they are drawn before each step, and that time is not in "
+            "the prediction"
+        )
+    if draws.counts is not None:
+        of = " and ".join(f"batch[{name!r}]" for name in draws.counts.entries)
+        notes.append(
+            f"{len(draws.counts.shapes)} numbers of the whole batch follow from {of} alone, such "
+            "as how many tokens count; they are computed before each step"
+        )
+    return tuple(notes)
 
 
 def _walked(

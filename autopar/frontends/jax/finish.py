@@ -96,12 +96,11 @@ class _Finisher:
             module = module_of[node]
             kind = node.kind.replace("::", ".")
             base = f"{module}/{kind}" if module else kind
-            single = len(node.outputs) == 1
-            name = unique(base, taken)
-            taken.add(name)
-            for place, out in enumerate(node.outputs):
-                names[out] = name if single else f"{name}.{place}"
-                tensors[names[out]] = self._tensor(out, names[out])
+            name, made = _results(base, len(node.outputs), taken)
+            taken.update((name, *made))
+            for out, own in zip(node.outputs, made, strict=True):
+                names[out] = own
+                tensors[own] = self._tensor(out, own)
             source = replace(node.source, module=module)
             attrs = dict(node.attrs)
             outs = tuple(names[o] for o in node.outputs)
@@ -155,13 +154,14 @@ class _Finisher:
         tensors: dict[str, Tensor] = {}
         names: dict[Value, str] = {}
         consts = node.attrs["consts"]
+        own = {v: v.path[len(prefix) :].lstrip(".") for v in body.inputs if v.role == "parameter"}
         for i, value in enumerate(body.inputs):
-            if value.role == "parameter":
-                name = value.path[len(prefix) :].lstrip(".")
+            if value in own:
+                name = own[value]
             elif i < consts:
-                name = "shared" if consts == 1 else f"shared{i}"
+                name = unique("shared" if consts == 1 else f"shared{i}", own.values())
             else:
-                name = "x" if split - consts == 1 else f"x{i - consts}"
+                name = unique("x" if split - consts == 1 else f"x{i - consts}", own.values())
             names[value] = name
             tensors[name] = self._tensor(value, name, "input" if i < split else None)
         ops = self._ops(body, prefix, names, tensors)
@@ -180,6 +180,18 @@ class _Finisher:
         if shown == "parameter" and ("float" not in value.dtype or value in self.buffers):
             shown = "buffer"
         return Tensor(name, value.shape, value.dtype, shown, value in self.grads)
+
+
+def _results(base: str, count: int, taken: set[str]) -> tuple[str, list[str]]:
+    """A name of an op and those of what it gives, none of them taken: an op of several results
+    calls them ``split.0``, as the leaves of a list are called."""
+    passed = set(taken)
+    while True:
+        name = unique(base, passed)
+        made = [name] if count == 1 else [f"{name}.{place}" for place in range(count)]
+        if not taken.intersection(made):
+            return name, made
+        passed.add(name)
 
 
 def _only_stacked(draft: Draft) -> set[Value]:

@@ -32,3 +32,9 @@ def place_of(eqn: Any) -> str:
     for file, line in frames_of(eqn)[0]:
         return f"{file.rpartition('/')[2]}:{line}"
     return "?"
+
+
+def traceback_of(eqn: Any, caller: Any = None) -> Any:
+    """That of ``eqn``, or of its ``caller`` where no frame of its own is the user's: a function of
+    JAX that was traced before has none."""
+    return caller if caller is not None and not frames_of(eqn)[0] else eqn.source_info.traceback

@@ -33,8 +33,25 @@ CALLS = {  # primitive -> the parameter that holds its jaxpr
 }
 
 
+def _same(x: float) -> float:
+    return x
+
+
+def _half(x: float) -> float:
+    return x / 2
+
+
+def _inverse(x: float) -> float:
+    return 1 / x
+
+
 LIBRARY = (0.044715, math.sqrt(2 / math.pi))
 """Constants of `jax.nn.gelu`."""
+_OF_PI = [math.pi**power * 2**n for power in (1, 0.5, -0.5, -1) for n in (-2, -1, -0.5, 0, 0.5, 1)]
+_OF_LOGS = [f(math.log(x)) for x in (2, 10, math.pi, 2 * math.pi) for f in (_same, _half, _inverse)]
+NAMED = (*_OF_PI, *_OF_LOGS, math.e)
+"""What functions are written with, and JAX's derivatives of them: that of ``erf`` has 2 / sqrt(pi),
+that of ``exp2`` the logarithm of 2, the density of a normal half of that of 2 pi."""
 _ROOTS = (1.0, 0.5, 0.25)
 _LARGEST = 1 << 20
 _DIGITS = 6
@@ -43,8 +60,8 @@ _DIGITS = 6
 
 def unrounded(value: np.floating[Any]) -> float:
     """The number that was rounded to the finite float32 ``value``, of those that functions have:
-    a short decimal as it was written, else a root of a whole number or one over it (scales, means),
-    else a constant of the library, else the shortest decimal.
+    a short decimal as it was written, else one of `NAMED`, else a root of a whole number or one
+    over it (scales, means), else a constant of the library, else the shortest decimal.
 
     Programs and what they are compared with in float64 both mean this by a constant.
     """
@@ -54,6 +71,9 @@ def unrounded(value: np.floating[Any]) -> float:
     if len(decimal.lower().partition("e")[0].replace(".", "").strip("-0")) <= _DIGITS:
         return shortest
     size = abs(float(value))
+    named = [c for c in NAMED if kind(c) == abs(value)]
+    if named:
+        return math.copysign(named[0], float(value))
     for power in (*_ROOTS, *(-root for root in _ROOTS)):
         n = size ** (1 / power)
         if 1 < n < _LARGEST and kind(round(n) ** power) == abs(value):

@@ -12,7 +12,10 @@ from typing import Any
 
 from autopar.frontends.jax.calls import call_again
 from autopar.frontends.jax.draft import Builder, Node, Operand, Shape, Uniform, Value
-from autopar.frontends.jax.lookups import SCATTERS, gathered, kept, number, paired
+from autopar.frontends.jax.enlarged import padded, tiled
+from autopar.frontends.jax.fourier import PRIMITIVE as FOURIER
+from autopar.frontends.jax.fourier import converted as fourier
+from autopar.frontends.jax.lookups import SCATTERS, gathered, number, paired
 from autopar.rules.table import TABLE as RULED
 
 Outs = Sequence[tuple[Shape, str]]
@@ -198,35 +201,6 @@ def _joined(kind: str, dim: str) -> Convert:
     return convert
 
 
-def _pad(params: Any, inputs: list[Operand], outs: Outs, builder: Builder) -> list[Operand] | None:
-    """Places between entries are added behind each on a dim of its own; what is less than nothing
-    at an end is cut off."""
-    value, config = inputs[1], [tuple(map(int, each)) for each in params["padding_config"]]
-    if not isinstance(value, Uniform):
-        return None
-
-    def padded(x: Value, pairs: Sequence[tuple[int, int]]) -> Value:
-        if not any(map(any, pairs)):
-            return x
-        shape = tuple(a + n + b for n, (a, b) in zip(x.shape, pairs, strict=True))
-        made = builder.op("pad", (x,), shape, x.dtype, low_high=tuple(pairs), value=value.value)
-        return builder.tensor(made)
-
-    x = builder.tensor(inputs[0])
-    for dim, (_, _, within) in enumerate(config):
-        if within and x.shape[dim]:
-            before, size, behind = x.shape[:dim], x.shape[dim], x.shape[dim + 1 :]
-            apart = builder.tensor(builder.reshape(x, (*before, size, 1, *behind)))
-            apart = padded(
-                apart, [(0, within if d == dim + 1 else 0) for d in range(len(apart.shape))]
-            )
-            x = builder.tensor(builder.reshape(apart, (*before, size * (within + 1), *behind)))
-            x = kept(x, dim, 0, size * (within + 1) - within, builder)
-    for dim, (low, high, _) in enumerate(config):
-        x = kept(x, dim, max(0, -low), x.shape[dim] - max(0, -high), builder)
-    return [padded(x, [(max(0, low), max(0, high)) for low, high, _ in config])]
-
-
 def _rev(params: Any, inputs: list[Operand], outs: Outs, builder: Builder) -> list[Operand]:
     dims = tuple(int(d) for d in params["dimensions"])
     return [builder.op("flip", (builder.tensor(inputs[0]),), *outs[0], dims=dims)]
@@ -361,11 +335,12 @@ TABLE: Mapping[str, Callable[..., list[Operand] | None]] = {
     "transpose": _transpose,
     "broadcast_in_dim": _broadcast_in_dim,
     "slice": _slice,
+    "tile": tiled,
     "dynamic_slice": _dynamic_slice,
     "split": _split,
     "concatenate": _joined("cat", "dimension"),
     "stack": _joined("stack", "axis"),
-    "pad": _pad,
+    "pad": padded,
     "rev": _rev,
     "argmax": _argmax,
     "top_k": _top_k,
@@ -380,4 +355,5 @@ TABLE: Mapping[str, Callable[..., list[Operand] | None]] = {
     "dot_general": _dot_general,
     "gather": gathered,
     "conv_general_dilated": _conv,
+    FOURIER: fourier,
 }

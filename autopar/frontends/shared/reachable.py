@@ -6,6 +6,7 @@ import functools
 import gc
 import inspect
 import itertools
+import os
 import sys
 import sysconfig
 from collections import deque
@@ -27,6 +28,8 @@ _OTHERS = (
     *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
     str(Path(__file__).parents[2]),
 )
+_INSTALLED = {"site-packages", "dist-packages"}
+"""Folders that packages lie in; a path file or PYTHONPATH may name one of another environment."""
 
 
 class Reached(NamedTuple):
@@ -185,7 +188,7 @@ def _content(cell: CellType) -> tuple[bool, Any]:
 
 def is_users(file: str) -> bool:
     """Whether ``file`` is neither Python's, nor an installed package's, nor ours."""
-    return not file.startswith(("<", *_OTHERS))
+    return not file.startswith(("<", *_OTHERS)) and _INSTALLED.isdisjoint(file.split(os.sep))
 
 
 def _is_users_class(kind: type) -> bool:

@@ -71,15 +71,15 @@ def read_constants(file: Path, layout: Layout) -> dict[str, Array]:
 
 
 def read_draws(file: Path) -> Callable[[Arrays], Arrays]:
-    """What puts the random numbers of a step in the place of the keys in its batch."""
+    """What adds the random numbers of a step to its batch, and numbers of the whole batch."""
     if importlib.util.find_spec("flatbuffers") is None:
         raise SystemExit(f"{file} is as jax.export writes it, which takes: pip install flatbuffers")
     drawn = export.deserialize(bytearray(file.read_bytes()))
-    (keys,), _ = jax.tree.unflatten(drawn.in_tree, drawn.in_avals)
+    (given,), _ = jax.tree.unflatten(drawn.in_tree, drawn.in_avals)
 
     def draw(batch: Arrays) -> Arrays:
-        bits = {n: jax.random.key_data(batch[n]) if is_key(batch[n]) else batch[n] for n in keys}
-        return {**{n: x for n, x in batch.items() if n not in keys}, **drawn.call(bits)}
+        bits = {n: jax.random.key_data(batch[n]) if is_key(batch[n]) else batch[n] for n in given}
+        return {**batch, **drawn.call(bits)}
 
     return draw
 

@@ -29,7 +29,8 @@ from autopar.frontends.jax.precision import LIBRARY, unrounded
 from autopar.nouns.errors import UserError
 
 FLOATS = ("float32", "bfloat16", "float16")
-"""Narrower than float64, and replaced by it."""
+"""Narrower than float64, and replaced by it, as complex numbers of two of them are."""
+WIDE: Mapping[str, str] = {**dict.fromkeys(FLOATS, "float64"), "complex64": "complex128"}
 ONE_BODY = frozenset(
     "jit pjit closed_call core_call remat remat2 checkpoint custom_jvp_call custom_vjp_call "
     "custom_vjp_call_jaxpr".split()
@@ -117,7 +118,7 @@ def _wide_shape(leaf: Any) -> Any:
 
 
 def _wide_dtype(dtype: Any) -> Any:
-    return np.dtype("float64") if str(dtype) in FLOATS else dtype
+    return np.dtype(WIDE[str(dtype)]) if str(dtype) in WIDE else dtype
 
 
 def _is_float(dtype: Any) -> bool:
@@ -237,7 +238,7 @@ class _Lift:
         if name == "bitcast_convert_type":  # bits mean a number in their own dtype only
             own = [jax.lax.convert_element_type(x, v.aval.dtype) for x, v in _typed(eqn, inputs)]
             return [_widened_array(eqn.primitive.bind(*own, **given))]
-        given = {k: np.dtype("float64") if str(v) in FLOATS else v for k, v in given.items()}
+        given = {k: np.dtype(WIDE[str(v)]) if str(v) in WIDE else v for k, v in given.items()}
         if "precision" in given:  # an algorithm may be one that rounds its operands first
             given["precision"] = None
         result = eqn.primitive.bind(*inputs, **given)
@@ -267,7 +268,7 @@ def _typed(eqn: Any, inputs: list[Any]) -> Iterator[tuple[Any, Any]]:
 
 def _has_narrow(jaxpr: Any) -> bool:
     made = [v for e in jaxpr.eqns for v in e.outvars]
-    return any(str(getattr(v.aval, "dtype", "")) in FLOATS for v in made) or any(
+    return any(str(getattr(v.aval, "dtype", "")) in WIDE for v in made) or any(
         _has_narrow(body.jaxpr) for e in jaxpr.eqns for body in _bodies(e)
     )
 
@@ -277,8 +278,11 @@ def _widened(value: Any) -> Any:
     ``1e-5`` is 1e-5. Of those of `LIBRARY` a function that calls it in half precision keeps three
     digits, also where its arguments are wide."""
     array = np.asarray(value)
-    if str(array.dtype) not in FLOATS:
+    if str(array.dtype) not in WIDE:
         return value
+    if str(array.dtype) == "complex64":
+        parts = (_widened(np.asarray(part)) for part in (array.real, array.imag))
+        return np.asarray(sum(x * unit for x, unit in zip(parts, (1, 1j), strict=True)))
     if array.ndim or not np.isfinite(array.astype("float64")):
         return array.astype("float64")
     if array.dtype.itemsize == 2:

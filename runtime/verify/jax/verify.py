@@ -33,6 +33,7 @@ from autopar.runtime.shared.planned_batch import batch_of
 from autopar.runtime.shared.planned_workload import planned_workload
 from autopar.runtime.verify.collectives import priced_of
 from autopar.runtime.verify.jax import counting
+from autopar.runtime.verify.jax.joined import APART, joined
 from autopar.runtime.verify.jax.locate import locate
 from autopar.runtime.verify.jax.merged import twins, without_merged
 from autopar.runtime.verify.jax.reference import reference_of
@@ -86,10 +87,12 @@ def verify(folder: str | Path) -> dict[str, Any]:
     unchecked: tuple[str, ...] = ()
     if captured.draws is not None:
         workload, batches = without_keys(workload, captured.draws, batches)
-        unchecked = (DRAWN,)
+        unchecked = (DRAWN,) if captured.draws.shapes else ()
     with jax.enable_x64(True):
         wide = jax.tree.map(_float64, tree)
         wide_batches = [{n: _float64(np.asarray(a)) for n, a in b.items()} for b in batches]
+        if captured.draws is not None:
+            wide_batches = [b | captured.draws.counted(b, wide=True) for b in wide_batches]
         right = reference(workload, tree, batches, captured.stacks)
         named = by_name(paths_of(wide), captured.stacks) | wide_constants(captured)
     try:
@@ -107,6 +110,10 @@ def verify(folder: str | Path) -> dict[str, Any]:
     rounding = rounding_of(precision)
     priced = priced_of(folder)
     lines, merged = _compared(priced or [], issued, right, tree, captured, program)
+    equal: tuple[str, ...] = ()
+    if priced is not None and lines:
+        equal = joined(priced, issued, lambda: issued_collectives(program, batches[0], APART))
+        lines, merged = ([], ()) if equal else (lines, merged)
     result = VerifyResult(
         plan=str(folder),
         ranks=plan.device_count,
@@ -117,6 +124,7 @@ def verify(folder: str | Path) -> dict[str, Any]:
         collectives_match=None if priced is None else not lines,
         collective_differences=() if priced is None else tuple(lines),
         merged=() if priced is None else merged,
+        joined=equal,
         issued=tuple(asdict(row) for row in issued),
         time_s=time.perf_counter() - begin,
         unchecked=(*unchecked, *right.unchecked),
@@ -288,12 +296,21 @@ def _distance(ours: np.ndarray, theirs: np.ndarray) -> float:
     return distance if math.isfinite(distance) else math.inf
 
 
-def issued_collectives(step: Step, batch: Mapping[str, Any]) -> list[Row]:
-    """What XLA compiled into one step."""
-    return counting.collectives(compiled(step, step.step, batch).as_text(), step.layout.mesh)
+def issued_collectives(
+    step: Step, batch: Mapping[str, Any], options: Mapping[str, str] | None = None
+) -> list[Row]:
+    """What XLA compiled into one step, under its ``options``."""
+    made = compiled(step, step.step, batch, options=options)
+    return counting.collectives(made.as_text(), step.layout.mesh)
 
 
-def compiled(step: Step, function: Any, batch: Mapping[str, Any], wide: bool = False) -> Any:
+def compiled(
+    step: Step,
+    function: Any,
+    batch: Mapping[str, Any],
+    wide: bool = False,
+    options: Mapping[str, str] | None = None,
+) -> Any:
     """``step.step`` or ``step.watched`` compiled for a batch; ``wide``: parameters are float64."""
     cut = step.cut(batch)
     params = {
@@ -312,7 +329,7 @@ def compiled(step: Step, function: Any, batch: Mapping[str, Any], wide: bool = F
     gradients = (params,) if function is step.watched else ()
     lowered = function.lower(state, shapes, *gradients)
     counting.mark_asked_dtypes(lowered.compiler_ir("stablehlo").operation)
-    return lowered.compile()
+    return lowered.compile(compiler_options=None if options is None else dict(options))
 
 
 def _norm_of_all(named: Named) -> float:

@@ -1,0 +1,139 @@
+# mypy: disable-error-code="no-any-return"
+"""What a loss divides by is a number of the whole batch, whatever part of it a device has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import autopar
+from autopar.frontends.jax import capture
+from autopar.frontends.jax.counts import Counts
+from autopar.frontends.jax.draws import Draws
+from autopar.frontends.jax.inputs import abstract_batch
+from autopar.nouns.workload import Workload
+from autopar.runtime.verify.jax.verify import verify
+from autopar.runtime.verify.verified import VerifyResult
+from tests.jax import models
+from tests.plans import cluster
+
+B, S, V = 8, 6, 16
+LAYOUTS: Mapping[str, Mapping[str, str]] = {
+    "microbatches": {"dp_replicate": "2", "microbatch": "2"},
+    "devices": {"dp_shard": "2", "zero": "3"},
+}
+PARAMS = {"table": models.shape(V, 8), "head": models.shape(8, V)}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def wide() -> Iterator[None]:
+    with jax.enable_x64(True):
+        yield
+
+
+def losses(params: Any, batch: Any) -> Any:
+    """Of every token."""
+    logits = jnp.tanh(params["table"][batch["tokens"]]) @ params["head"]
+    return -jnp.take_along_axis(jax.nn.log_softmax(logits), batch["labels"][..., None], -1)[..., 0]
+
+
+def labelled(params: Any, batch: Any) -> Any:
+    mask = batch["labels"] > 3
+    return jnp.sum(losses(params, batch) * mask) / jnp.maximum(mask.sum(), 1)
+
+
+def weighted(params: Any, batch: Any) -> Any:
+    return jnp.sum(losses(params, batch) * batch["weights"]) / (batch["weights"].sum() + 1e-6)
+
+
+def shares(params: Any, batch: Any) -> Any:
+    """Of one, each sample's by its weights."""
+    share = batch["weights"] / jnp.sum(batch["weights"])
+    return jnp.sum(losses(params, batch) * share)
+
+
+def where(params: Any, batch: Any) -> Any:
+    return jnp.mean(losses(params, batch), where=batch["labels"] > 3)
+
+
+def two(params: Any, batch: Any) -> Any:
+    return labelled(params, batch) + 0.1 * jax.jit(weighted)(params, batch)
+
+
+LOSSES: dict[str, tuple[Callable[..., Any], int]] = {
+    f.__name__: (f, n) for f, n in ((labelled, 1), (weighted, 1), (shares, 1), (where, 1), (two, 2))
+}
+
+
+def batch(step: int = 0) -> dict[str, Any]:
+    """Samples of which some have far more that counts than others."""
+    draws = np.random.default_rng(step)
+    ids, labels = (draws.integers(0, V, (B, S)).astype(np.int32) for _ in range(2))
+    labels[: B // 2] //= 2
+    return {"tokens": ids, "labels": labels, "weights": draws.uniform(size=(B, S)) ** 4}
+
+
+def init(key: Any = None) -> Any:
+    return models.concrete(PARAMS, "float64", seed=5)
+
+
+workload = Workload(loss=labelled, init=init, batch=batch, precision="float64")
+
+
+def drawn(loss: Any) -> Draws | None:
+    return capture(loss, PARAMS, abstract_batch(batch()), precision="float64").draws
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_gradients_are_those_of_the_whole_batch(name: str, tmp_path: Path) -> None:
+    loss, count = LOSSES[name]
+    draws = drawn(loss)
+    assert draws is not None
+    assert len(draws.names) == count
+    alone = jax.jit(jax.value_and_grad(loss))
+    for how, fix in LAYOUTS.items():
+        plan = autopar.plan(loss, batch(), cluster(2), dict(fix), tmp_path / how, params=init())
+        trainer = autopar.load(plan, model=loss, params=init())
+        value, gradients = alone(init(), batch(1))
+        ours, grads = trainer.value_and_grad(batch(1))
+        assert float(ours) == pytest.approx(float(value), rel=1e-13)
+        for key, wanted in gradients.items():
+            np.testing.assert_allclose(grads[key], wanted, rtol=1e-10, atol=1e-14)
+        for samples in (B, 3):
+            given = {name: a[:samples] for name, a in batch(2).items()}
+            wanted = float(jax.jit(loss)(trainer.params, given))
+            assert float(trainer.evaluate(given)) == pytest.approx(wanted, rel=1e-12)
+
+
+def test_verification_counts_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that is given another count than the loss has is WRONG."""
+    fix, plan = dict(LAYOUTS["microbatches"]), tmp_path / "plan"
+    autopar.plan(f"{__file__}:workload", None, cluster(2), fix, plan)
+    assert VerifyResult.read(verify(plan)).passed
+    count = Counts.count
+
+    def off(counts: Counts, given: Mapping[str, Any], wide: bool = False) -> dict[str, Any]:
+        return {name: value + 1 for name, value in count(counts, given, wide).items()}
+
+    monkeypatch.setattr(Counts, "count", off)
+    assert VerifyResult.read(verify(plan)).exact.loss > 1e-3
+
+
+def test_what_is_no_count() -> None:
+    """A number of the parameters, of an entry without samples, of a large entry; and a batch in
+    half precision, which would round it."""
+    assert drawn(lambda p, b: losses(p, b).mean() / jnp.sum(p["head"] ** 2)) is None
+    given = {**abstract_batch(batch()), "scale": models.shape()}
+    whole = capture(lambda p, b: losses(p, b).mean() * b["scale"], PARAMS, given, ("scale",))
+    assert whole.draws is None
+    images = {**abstract_batch(batch()), "image": models.shape(B, 4, 4)}
+    large = capture(lambda p, b: losses(p, b).mean() / b["image"].sum(), PARAMS, images)
+    assert large.draws is None
+    half = capture(labelled, PARAMS, abstract_batch(batch()), precision="bfloat16")
+    assert half.draws is None
