@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from autopar.lowering.collectives import Row
-from autopar.runtime.jax.step import Step
+from autopar.runtime.jax.programs import step_alone
 from autopar.runtime.verify.collectives import differences
 from autopar.runtime.verify.jax.joined import APART, joined
 from autopar.runtime.verify.jax.merged import Twins, twins, without_merged
@@ -76,7 +76,7 @@ def test_a_statistic_that_is_read_twice_is_reduced_once() -> None:
         "statistics", models.Model(loss, shapes, {"x": models.shape(8, 16)}), {"dp_replicate": "8"}
     )
     batch = dict(program.workload.batch(0))
-    step, priced = Step(program.program(), program.workload), program.priced()
+    step, priced = step_alone(program.program(), program.workload), program.priced()
     issued = issued_collectives(step, batch)
     assert differences(priced, issued)
     assert joined(priced, issued, lambda: issued_collectives(step, batch, APART))
@@ -104,7 +104,7 @@ def test_what_every_microbatch_moves_alike_is_moved_once() -> None:
     fix = {"dp_replicate": "2", "tp": "4", "microbatch": "2"}
     program = made_of("microbatches alike", model, fix)
     batch = dict(program.workload.batch(0))
-    step, priced = Step(program.program(), program.workload), program.priced()
+    step, priced = step_alone(program.program(), program.workload), program.priced()
     issued = issued_collectives(step, batch)
     apart = issued_collectives(step, batch, APART)
     assert not differences(priced, apart)
