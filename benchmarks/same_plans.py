@@ -27,7 +27,7 @@ from pathlib import Path
 
 from autopar.cli.commands import plan_files
 from autopar.files.cluster_file import load_cluster
-from autopar.files.plan_folder import PROGRAM
+from autopar.files.plan_folder import CODE, PROGRAM, SCHEDULE
 from autopar.files.plan_text import to_text
 from autopar.frontends.dispatch import capture
 from autopar.frontends.loading import load_workload
@@ -123,7 +123,8 @@ def lines(case: Case) -> Iterator[str]:
         plan = made.plan
         with tempfile.TemporaryDirectory() as folder:
             files, _ = plan_files(made, folder)
-        program = [f"{n}\n{t}" for n, t in sorted(files.items()) if n.startswith(PROGRAM)]
+        own = [f"{PROGRAM}/{name}" for name in (*CODE, SCHEDULE)]  # of the plan, not of all plans
+        program = [f"{n}\n{files[n]}" for n in sorted(own) if n in files]
         digests = f"{digest(decisions(plan))} | {digest(chr(10).join(program))}"
         predicted = plan.prediction
         price = f"{predicted.step_time_s:.12g} s, {predicted.memory_bytes.total} bytes"
