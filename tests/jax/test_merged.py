@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from autopar.lowering.collectives import Row
 from autopar.runtime.jax.programs import step_alone
@@ -110,3 +111,24 @@ def test_what_every_microbatch_moves_alike_is_moved_once() -> None:
     assert not differences(priced, apart)
     assert differences(priced, issued)
     assert joined(priced, issued, lambda: apart)
+
+
+@pytest.mark.parametrize("recompute", ["none", "compute", "full"])
+def test_what_layers_gather_of_samples_is_kept_where_parameters_are_not(recompute: str) -> None:
+    """Under ZeRO 3 both are gathered over one axis; samples again under full recompute alone."""
+
+    def loss(params: Any, batch: Any) -> Any:
+        def layer(x: Any, p: Any) -> Any:
+            near = jnp.tanh(x @ p["w"] @ x.T)
+            return x + jnp.tanh(near @ x), None
+
+        return jnp.mean(jnp.square(jax.lax.scan(layer, batch["x"], params)[0]))
+
+    shapes = {"w": models.shape(3, 16, 16)}
+    model = models.Model(loss, shapes, {"x": models.shape(16, 16)})
+    fix = {"dp_shard": "8", "zero": "3", "recompute": recompute}
+    program = made_of(f"samples meet, {recompute}", model, fix)
+    step, priced = step_alone(program.program(), program.workload), program.priced()
+    assert any(row.axis == "dp_shard" and row.kind == "all_gather" for row in priced)
+    batch = dict(program.workload.batch(0))
+    assert not differences(priced, issued_collectives(step, batch, APART))

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 from jax import lax
 
-from autopar.runtime.jax.parallel.tables import SHARD, Array
+from autopar.runtime.jax.parallel.tables import MOVED, SHARD, Array
 
 remembers = True
 """Whether backward runs anything again; where every result is watched, it does not."""
@@ -120,6 +120,8 @@ def _costly(primitive: Any, *_: Any, **params: Any) -> bool:
 
 def _only_moved(primitive: Any, *_: Any, **params: Any) -> bool:
     """What to keep: the results of collectives, gathered parameters apart."""
+    if primitive.name == "name":
+        return bool(params["name"] == MOVED)
     return primitive.name in _MOVED and not _gathers(primitive, params)
 
 

@@ -31,8 +31,9 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 
-from autopar.runtime.jax.parallel.tables import Array
+from autopar.runtime.jax.parallel.tables import MOVED, SHARD, Array
 
 Axes = str | tuple[str, ...]
 Function = Callable[[Array], Array]
@@ -62,7 +63,8 @@ def gather(x: Array, dim: int, axis: str, backward: str = "none") -> Array:
         "slice": lambda g: own_piece(g, dim, axis),
         "reduce_scatter": lambda g: scatter(g, dim, axis),
     }
-    return _pair(x, lambda x: join(x, dim, axis), ways.get(backward))
+    whole = _pair(x, lambda x: join(x, dim, axis), ways.get(backward))
+    return checkpoint_name(whole, MOVED) if axis == SHARD else whole
 
 
 def shard(x: Array, dim: int, axis: str, backward: str = "none") -> Array:

@@ -17,6 +17,9 @@ number of ``step``s; in float16 the loss's ``scale``."""
 
 SHARD = "dp_shard"
 """The mesh axis that splits samples and shares the state of parameters."""
+MOVED = "moved"
+"""The name that layers keep gathered activations by: parameters are gathered over the same axis,
+and again for backward."""
 DATA_AXES = ("dp_replicate", SHARD)
 """The mesh axes that split samples."""
 
