@@ -14,16 +14,13 @@ import sys
 import sysconfig
 import zipfile
 from collections.abc import Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from autopar.frontends.jax.draws import Draws
     from autopar.frontends.shared.captured import Captured
 
 FOLDER = "workload"
-KEY_KINDS = ("threefry2x32", "rbg", "unsafe_rbg")
 STUB = '''"""In the place of autopar, for a file that imports it to say what is trained and how."""
 
 
@@ -63,7 +60,9 @@ def carried_arrays(captured: Captured) -> dict[str, bytes]:
     if captured.constants:
         files["constants.npz"] = _stored(captured.constants)
     if captured.draws is not None:
-        files["draws.bin"] = _exported(captured.draws)
+        from autopar.runtime.jax.exported import exported
+
+        files["draws.bin"] = exported(captured.draws)
     return files
 
 
@@ -148,38 +147,3 @@ def _stored(arrays: Mapping[str, Any]) -> bytes:
             np.lib.format.write_array(entry, array, allow_pickle=False)
             archive.writestr(zipfile.ZipInfo(f"{name}.npy"), entry.getvalue())
     return made.getvalue()
-
-
-def _exported(draws: Draws) -> bytes:
-    """A function of the bits of the keys and of what is counted, for CPUs, GPUs and TPUs."""
-    import jax
-    from jax import export
-
-    def draw(bits: Mapping[str, Any]) -> dict[str, Any]:
-        return draws.draw({name: _key(x, draws.batch[name]) for name, x in bits.items()})
-
-    counted = () if draws.counts is None else draws.counts.entries
-    given = {name: draws.batch[name] for name in (*draws.keys, *counted)}
-    shapes = {name: jax.eval_shape(_bits, array) for name, array in given.items()}
-    made = export.export(jax.jit(draw), platforms=("cpu", "cuda", "tpu"))(shapes)
-    return bytes(made.serialize())
-
-
-def _bits(key: Any) -> Any:
-    import jax
-
-    from autopar.frontends.jax.inputs import is_key
-
-    return jax.random.key_data(key) if is_key(key) else key
-
-
-def _key(bits: Any, like: Any) -> Any:
-    """The inverse, of keys as ``like`` has them."""
-    import jax
-
-    from autopar.frontends.jax.inputs import is_key
-
-    if not is_key(like):
-        return bits
-    kinds = {jax.eval_shape(partial(jax.random.key, 0, impl=k)).dtype: k for k in KEY_KINDS}
-    return jax.random.wrap_key_data(bits, impl=kinds[like.dtype])

@@ -40,14 +40,14 @@ class Beside(Core):
         self.held_specs = held(state)
         self.reduced_specs = self.layout.specs(cut=True)
         known, reduced = (self.held_specs, self.batch_specs), self.reduced_specs
-        self.watched = self._jit(
+        self.watched = self.jitted(
             self._watched, (state, self.batch_specs, reduced), (state, plain, reduced)
         )
         self.outputs = self.outputs or OutputKinds((), ())
         more = self.outputs.specs
-        self.gradients = self._on_pieces(self._gradients, known, (plain, reduced, more))
-        self.evaluate = self._on_pieces(self._evaluate, known, (plain, more))
-        self.update = self._on_pieces(self._update, (state, reduced), (state, plain))
+        self.gradients = self.on_pieces(self._gradients, known, (plain, reduced, more))
+        self.evaluate = self.on_pieces(self._evaluate, known, (plain, more))
+        self.update = self.on_pieces(self._update, (state, reduced), (state, plain))
 
     @property
     def scales(self) -> bool:
@@ -87,7 +87,7 @@ class Beside(Core):
 
         def run(keys: Arrays) -> dict[str, Array]:
             made = draw(keys)
-            return {name: self._apart(name, made[name]) for name in specs}
+            return {name: self.apart(name, made[name]) for name in specs}
 
         return self.compiled(run, (PartitionSpec(),), specs)
 
@@ -104,21 +104,21 @@ class Beside(Core):
         }
         state |= jax.eval_shape(self.counters)
         cut = {
-            name: jax.ShapeDtypeStruct(self._cut_shape(name, batch[name]), batch[name].dtype)
+            name: jax.ShapeDtypeStruct(self.cut_shape(name, batch[name]), batch[name].dtype)
             for name in self.program.BATCH
         }
         return state, cut
 
     def _watched(self, state: State, batch: Arrays, given: Arrays) -> tuple[State, Array, Arrays]:
         loss, gradients, _ = self._gradients(state, batch)
-        return self._train.update(self, state, given)[0], loss, gradients
+        return self.train.update(self, state, given)[0], loss, gradients
 
     def _gradients(self, state: State, batch: Arrays) -> tuple[Array, Arrays, Outputs]:
-        loss, gradients, *outputs = self._train.backward(self, state, batch)
+        loss, gradients, *outputs = self.train.backward(self, state, batch)
         return loss, gradients, outputs[0] if outputs else ()
 
     def _update(self, state: State, gradients: Arrays) -> tuple[State, Array]:
-        made: tuple[State, Array] = self._train.update(self, state, gradients)
+        made: tuple[State, Array] = self.train.update(self, state, gradients)
         return made
 
     def _evaluate(self, state: State, batch: Arrays) -> tuple[Array, Outputs]:

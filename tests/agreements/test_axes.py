@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from autopar.nouns.axes import AXES
+from autopar.nouns.axes import AXES, SAMPLES, SHARD
+from autopar.runtime.jax.parallel import tables
 from tests.agreements.test_imports import ROOT, read, sources
 
 MAY_SPELL = {
     "autopar/nouns/": "where the names are from",
     "autopar/files/imports/deepspeed.py": "a section of DeepSpeed's settings",
+    "runtime/jax/parallel/tables.py": "programs carry it, who have no autopar",
 }
 
 
@@ -20,3 +22,7 @@ def test_names_of_axes_are_constants() -> None:
         if text in AXES
     ]
     assert not wrong, "\n".join(wrong)
+
+
+def test_what_programs_carry_has_the_same_names() -> None:
+    assert (tables.SHARD, tables.DATA_AXES) == (SHARD, SAMPLES)

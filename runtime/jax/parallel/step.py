@@ -43,10 +43,10 @@ class Step:
         self.program = program
         self.workload = workload
         self.layout = Layout.of(program)
-        self._train: Any = train
+        self.train: Any = train
         self.mesh: Mesh
         self.state_specs: dict[str, Any]
-        self.mesh, specs = self._train.hold(self.layout)
+        self.mesh, specs = self.train.hold(self.layout)
         self.state_specs = {"frozen": {}, **specs}
         self.batch_specs = dict(program.BATCH)
         self.outputs: Any = None
@@ -54,12 +54,14 @@ class Step:
             self.outputs = train.outputs_of(program, self.layout)
         given, plain = (self.state_specs, self.batch_specs), PartitionSpec()
         more = (self.outputs.specs,) if self.outputs else ()
-        self.step = self._jit(self._step, given, (self.state_specs, plain, plain, *more), (0,))
+        self.step = self.jitted(self._step, given, (self.state_specs, plain, plain, *more), (0,))
 
-    def _jit(self, function: Any, given: Any, made: Any, donate: tuple[int, ...] = ()) -> Any:
-        return self.compiled(self._on_pieces(function, given, made), given, made, donate)
+    def jitted(self, function: Any, given: Any, made: Any, donate: tuple[int, ...] = ()) -> Any:
+        """``function`` of the pieces of one device, as `compiled` makes it."""
+        return self.compiled(self.on_pieces(function, given, made), given, made, donate)
 
-    def _on_pieces(self, function: Any, given: Any, made: Any) -> Any:
+    def on_pieces(self, function: Any, given: Any, made: Any) -> Any:
+        """``function`` of the pieces of one device as one of whole arrays."""
         return jax.shard_map(
             function, mesh=self.mesh, in_specs=given, out_specs=made, check_vma=False
         )
@@ -101,7 +103,7 @@ class Step:
 
     def counters(self) -> State:
         """What a state has beside arrays of parameters, before the first step."""
-        more: State = self._train.counters() if hasattr(self._train, "counters") else {}
+        more: State = self.train.counters() if hasattr(self.train, "counters") else {}
         return {"step": jnp.zeros((), jnp.int32), **more}
 
     def cut(
@@ -116,15 +118,17 @@ class Step:
                 continue
             several = jax.process_count() > 1
             array = np.asarray(batch[name]) if several else jnp.asarray(batch[name])
-            pieces[name] = put(self._apart(name, array), NamedSharding(self.mesh, spec))
+            pieces[name] = put(self.apart(name, array), NamedSharding(self.mesh, spec))
         return pieces
 
-    def _apart(self, name: str, array: Any) -> Any:
-        shape = self._cut_shape(name, array)
+    def apart(self, name: str, array: Any) -> Any:
+        """An entry of the batch with its microbatches along a first dim."""
+        shape = self.cut_shape(name, array)
         whole = len(shape) > array.ndim and shape[1:] == array.shape
         return jnp.broadcast_to(array, shape) if whole else array.reshape(shape)
 
-    def _cut_shape(self, name: str, array: Any) -> tuple[int, ...]:
+    def cut_shape(self, name: str, array: Any) -> tuple[int, ...]:
+        """The shape that it has so."""
         count = self.layout.settings.microbatches
         if name in self.layout.settings.whole_inputs or not array.shape:
             return (count, *array.shape)
@@ -133,8 +137,8 @@ class Step:
     # -- on the pieces of one device -------------------------------------------------------------
 
     def _step(self, state: State, batch: Arrays) -> tuple[Any, ...]:
-        loss, gradients, *outputs = self._train.backward(self, state, batch)
-        state, norm = self._train.update(self, state, gradients)
+        loss, gradients, *outputs = self.train.backward(self, state, batch)
+        state, norm = self.train.update(self, state, gradients)
         return state, loss, norm.astype(loss.dtype), *outputs
 
     def value_and_grad(
@@ -200,7 +204,7 @@ class Step:
         return parameters
 
     def _prepared(self, leaves: Mapping[str, Leaf], arrays: Mapping[str, Any]) -> dict[str, Array]:
-        made: dict[str, Array] = self._train.prepared(self, leaves, arrays)
+        made: dict[str, Array] = self.train.prepared(self, leaves, arrays)
         return made
 
     def cast(self, leaves: Mapping[str, Leaf], arrays: Arrays) -> dict[str, Array]:
