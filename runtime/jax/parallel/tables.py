@@ -20,7 +20,7 @@ SHARD = "dp_shard"
 MOVED = "moved"
 """The name that layers keep gathered activations by: parameters are gathered over the same axis,
 and again for backward."""
-DATA_AXES = ("dp_replicate", SHARD)
+DATA_AXES = ("dp_replicate", SHARD, "ep")
 """The mesh axes that split samples."""
 
 FP32, BF16, FP16 = map(jnp.dtype, ("float32", "bfloat16", "float16"))
