@@ -11,23 +11,29 @@ from __future__ import annotations
 import ast
 import io
 import sys
-import sysconfig
 import zipfile
 from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from autopar.files.plan_folder import WORKLOAD
+from autopar.frontends.shared.reachable import is_users
+from autopar.nouns.workload import Workload
 
 if TYPE_CHECKING:
     from autopar.frontends.shared.captured import Captured
 
-FOLDER = "workload"
-STUB = '''"""In the place of autopar, for a file that imports it to say what is trained and how."""
+_DEFAULTS = "\n".join(
+    f"    {field.name} = {field.default!r}"
+    for field in fields(Workload)
+    if field.default is not MISSING
+)
+STUB = f'''"""In the place of autopar, for a file that imports it to say what is trained and how."""
 
 
 class Workload:
-    optimizer, learning_rate, weight_decay = "adamw", 1e-3, 0.01
-    betas, eps, clip_norm = (0.9, 0.999), 1e-8, None
-    precision, seed, whole_inputs, has_aux = "float32", 0, (), False
+{_DEFAULTS}
 
     def __init__(self, **given):
         vars(self).update(given)
@@ -48,9 +54,9 @@ def carried_sources(target: str) -> dict[str, str]:
     sources = _sources(Path(file).resolve(), name)
     if not sources:
         return {}
-    files = {f"{FOLDER}/{path}": text for path, text in sources.items()}
+    files = {f"{WORKLOAD}/{path}": text for path, text in sources.items()}
     if any(_imports_autopar(text) for text in sources.values()):
-        files[f"{FOLDER}/autopar.py"] = STUB
+        files[f"{WORKLOAD}/autopar.py"] = STUB
     return files
 
 
@@ -102,14 +108,9 @@ def _file_of(name: str, home: Path) -> Path | None:
     loaded = getattr(sys.modules.get(name), "__file__", None)
     places = [path.with_suffix(".py"), path / "__init__.py", *([Path(loaded)] if loaded else [])]
     for file in places:
-        if file.suffix == ".py" and file.is_file() and not _is_library(file):
+        if file.suffix == ".py" and file.is_file() and is_users(str(file)):
             return file
     return None
-
-
-def _is_library(file: Path) -> bool:
-    paths = sysconfig.get_paths()
-    return any(file.is_relative_to(paths[k]) for k in ("purelib", "platlib", "stdlib"))
 
 
 def _imported(text: str, package: str) -> Iterator[str]:

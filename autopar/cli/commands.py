@@ -152,9 +152,9 @@ def plan_files(result: PlanResult, folder: str | Path) -> tuple[dict[str, str], 
 
 def write_plan(result: PlanResult, folder: str | Path, files: Mapping[str, str]) -> None:
     """Puts ``files`` of `plan_files` into ``folder``, with the arrays that a JAX program has beside
-    its code. Raises `PlanFolderError`."""
+    its workload's file; a script has its own. Raises `PlanFolderError`."""
     arrays: dict[str, bytes] = {}
-    if result.plan.framework == "jax":
+    if any(name.startswith(f"{plan_folder.PROGRAM}/{plan_folder.WORKLOAD}/") for name in files):
         from autopar.cli.carried import carried_arrays
 
         arrays = carried_arrays(result.captured)

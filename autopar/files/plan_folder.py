@@ -46,7 +46,8 @@ MODEL, TRAIN, SCHEDULE, PARALLEL = "model.py", "train.py", "schedule.txt", "para
 CODE = (MODEL, TRAIN)
 """The files of the program: what a rank computes forward, and a training step around it; a pipeline
 has the order of its actions beside them, a JAX program what the two stand on."""
-CARRIED = ("workload", "constants.npz", "draws.bin")
+WORKLOAD = "workload"
+CARRIED = (WORKLOAD, "constants.npz", "draws.bin")
 """What a JAX program needs to train where autopar is not: `autopar.cli.carried`."""
 OWN = frozenset(
     {PLAN, CLUSTER, GRAPH, BATCH, COLLECTIVES, PROGRAM, REPORT, TRIED, FAILURE, "__pycache__"}

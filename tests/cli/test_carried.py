@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from autopar.cli.carried import carried_arrays, carried_sources
+from autopar.cli.carried import STUB, carried_arrays, carried_sources
 from autopar.frontends.dispatch import capture
 from autopar.frontends.loading import load_workload
+from autopar.nouns.workload import Workload
 from benchmarks import train_files
 from benchmarks.planned import planned_in
 from tests import warm_ranks
@@ -89,6 +92,36 @@ def test_a_script_is_not_carried(model: Path) -> None:
     """Importing it would train; its plan is of a function."""
     load_workload(f"{model}:trained")
     assert carried_sources(f"{model}:loss") == {}
+
+
+def test_a_package_of_another_environment_is_not_carried(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "other" / "site-packages" / "borrowed.py"
+    package.parent.mkdir(parents=True)
+    package.write_text("FACTOR = 1.0\n")
+    monkeypatch.syspath_prepend(str(package.parent))
+    model.write_text(f"import borrowed\n{model.read_text()}")
+    load_workload(f"{model}:trained")
+    assert "workload/borrowed.py" not in carried_sources(f"{model}:trained")
+
+
+def test_the_stub_says_what_a_workload_says_that_is_given_no_more(tmp_path: Path) -> None:
+    """And the class itself is no workload, where a file imports it by name."""
+    (tmp_path / "autopar.py").write_text(STUB)
+    (tmp_path / "model.py").write_text(
+        "from autopar import Workload\nmade = Workload(loss=len, init=len, batch=len, seed=3)\n"
+    )
+    code = (
+        "import pathlib, sys; from autopar.runtime.jax.parallel import read_workload; "
+        "[sys.modules.pop(name) for name in list(sys.modules) if name == 'autopar']; "
+        "made = read_workload(pathlib.Path(sys.argv[1]), 'model.py'); "
+        "print(made.seed, made.optimizer, made.betas, made.clip_norm)"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    own = Workload(loss=len, init=len, batch=len, seed=3)
+    assert printed == f"{own.seed} {own.optimizer} {own.betas} {own.clip_norm}\n"
 
 
 def test_numbers_are_the_same_each_time(model: Path) -> None:

@@ -43,7 +43,7 @@ def read_workload(folder: Path, target: str) -> Any:
     sys.modules.update(ours)
     if attribute:
         return getattr(module, attribute)
-    return next(v for v in vars(module).values() if hasattr(v, "loss") and hasattr(v, "init"))
+    return next(value for value in vars(module).values() if callable(getattr(value, "loss", None)))
 
 
 def initial_parameters(
