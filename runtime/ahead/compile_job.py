@@ -153,8 +153,8 @@ def _step(folder: str) -> tuple[Any, Mapping[str, Any]]:
     from autopar.runtime.jax.load import read
     from autopar.runtime.jax.programs import read_step
 
-    program = read(folder)
-    return read_step(folder, program.workload), program.batch(0)
+    start = read(folder)
+    return read_step(folder, start.workload), start.batch(0)
 
 
 def _collectives(made: Any, mesh: Mapping[str, int], dump: str = "") -> tuple[list[Row], str, int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import jax
@@ -11,8 +10,7 @@ from jax import export
 
 from autopar.frontends.jax import is_key
 from autopar.frontends.jax.draws import Draws
-
-KEY_KINDS = ("threefry2x32", "rbg", "unsafe_rbg")
+from autopar.runtime.jax.own_loss import key_kinds
 
 
 def exported(draws: Draws) -> bytes:
@@ -36,5 +34,4 @@ def _key(bits: Any, like: Any) -> Any:
     """The inverse, of keys as ``like`` has them."""
     if not is_key(like):
         return bits
-    kinds = {jax.eval_shape(partial(jax.random.key, 0, impl=k)).dtype: k for k in KEY_KINDS}
-    return jax.random.wrap_key_data(bits, impl=kinds[like.dtype])
+    return jax.random.wrap_key_data(bits, impl=key_kinds()[like.dtype])

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import jax
@@ -24,7 +23,7 @@ from autopar.runtime.jax.frozen import of_trained, parted
 from autopar.runtime.jax.own_loss import fields
 from autopar.runtime.jax.own_optimizer import OwnOptimizer
 from autopar.runtime.jax.parallel import Layout, by_name
-from autopar.runtime.jax.programs import read_program, read_step
+from autopar.runtime.jax.programs import read_step
 from autopar.runtime.jax.trainer import Trainer, stored
 from autopar.runtime.jax.user_tree import UserTree
 from autopar.runtime.shared.planned_batch import batch_of
@@ -38,17 +37,15 @@ from autopar.runtime.shared.stale import changed_batch, check_fingerprint, check
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
-    """A plan's program with what it starts from.
+class Start:
+    """What a plan's program starts from.
 
-    model:     ``model.py``.
     stacks:    the user's arrays that hold several layers, see `by_name`.
     constants: arrays that the loss closes over, by name.
     aux:       what it returns beside the loss.
     draws:     the random numbers in it.
     """
 
-    model: ModuleType
     workload: Workload
     stacks: Mapping[str, Sequence[str]]
     constants: Mapping[str, Any]
@@ -75,17 +72,14 @@ class Program:
 
 def read(
     folder: str | Path, check_model: bool = True, model: Any = None, params: Any = None
-) -> Program:
-    """The program of the plan in ``folder``; raises as `load`."""
+) -> Start:
+    """What the program of the plan in ``folder`` starts from; raises as `load`."""
     plan = plan_folder.read_plan(folder)
     workload = workload_for(folder, model, partial(fields, params))
     captured = capture_workload(workload)
     if check_model:
         check_model_of(plan, captured, workload, folder, tell=model is None)
-    model_of = read_program(folder)
-    return Program(
-        model_of, workload, captured.stacks, captured.constants, captured.aux, captured.draws
-    )
+    return Start(workload, captured.stacks, captured.constants, captured.aux, captured.draws)
 
 
 def load(
@@ -109,26 +103,27 @@ def load(
             raise UserError("load(frozen=...) goes with model=loss and params=..., all of them")
         params, held_back = parted(params, frozen)
         model = of_trained(model, held_back)
-    program = read(folder, check_model, model, params)
-    step = read_step(folder, program.workload)
-    init = program.workload.init
+    start = read(folder, check_model, model, params)
+    step = read_step(folder, start.workload)
+    init = start.workload.init
     assert init is not None
-    shapes = jax.eval_shape(init, jax.random.key(program.workload.seed))
-    tree = UserTree(step.layout, shapes, program.stacks)
+    shapes = jax.eval_shape(init, jax.random.key(start.workload.seed))
+    tree = UserTree(step.layout, shapes, start.stacks)
+    tree.check_program()
     if params is None:
-        state = step.initial(program.parameters(step.layout), program.constants)
+        state = step.initial(start.parameters(step.layout), start.constants)
     else:
         check_arrays(params)
         tree.check(params, "params=")
-        state = step.state_of(stored(step, tree, params), program.constants)
+        state = step.state_of(stored(step, tree, params), start.constants)
     trainer = Trainer(
-        program.workload,
+        start.workload,
         step,
         state,
-        Batches(step, plan_folder.read_batch(folder), program.draws),
+        Batches(step, plan_folder.read_batch(folder), start.draws),
         tree=tree,
         frozen=held_back,
-        aux=program.aux,
+        aux=start.aux,
     )
     if optimizer is not None:
         trainer.step_by(OwnOptimizer.of(optimizer, tree, step.mesh))

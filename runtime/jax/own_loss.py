@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -41,7 +42,7 @@ def maker_of_arrays(params: Any) -> Callable[[Any], Any]:
 
 def zeros(entries: Sequence[BatchEntry]) -> dict[str, Any]:
     """A batch of the planned shapes for a JAX loss, its random keys as shapes alone."""
-    dtypes = {str(key.dtype): key.dtype for key in map(_key, ("threefry2x32", "rbg", "unsafe_rbg"))}
+    dtypes = {str(dtype): dtype for dtype in key_kinds()}
 
     def made(entry: BatchEntry) -> Any:
         if entry.dtype in dtypes:
@@ -51,5 +52,7 @@ def zeros(entries: Sequence[BatchEntry]) -> dict[str, Any]:
     return {entry.name: made(entry) for entry in entries if entry.kind != "drawn"}
 
 
-def _key(kind: str) -> Any:
-    return jax.eval_shape(lambda: jax.random.key(0, impl=kind))
+def key_kinds() -> dict[Any, str]:
+    """The generators of JAX by the dtype of their keys."""
+    kinds = ("threefry2x32", "rbg", "unsafe_rbg")
+    return {jax.eval_shape(partial(jax.random.key, 0, impl=kind)).dtype: kind for kind in kinds}

@@ -22,8 +22,8 @@ else:
     Core = object  # the one of a program's own parallel.py comes behind, see `step_of`
 
 
-class Beside(Core):
-    """Functions like the step of a program, beside it: goes before its class, see `step_of`.
+class Additions(Core):
+    """What is added in front of a program's own `Step`, see `step_of`: functions like its step.
 
     ``watched(state, batch, given)`` gives the reduced gradients in the norm's place, leaves the old
     state alone and steps on the gradients that are ``given``.
@@ -54,17 +54,9 @@ class Beside(Core):
         """Whether the loss is scaled for backward."""
         return "scale" in self.state_specs
 
-    def initial(
-        self, parameters: Callable[[], Arrays], constants: Arrays = MappingProxyType({})
-    ) -> State:
-        """As the program's own, of whose arrays ``constants`` stay the caller's."""
-        state: State = super().initial(parameters, constants)
-        return {**state, "frozen": self._frozen(constants)}
-
-    def _frozen(self, constants: Arrays) -> dict[str, Array]:
-        """What the loss closes over, as a state has it; steps write over it."""
-        given = self.layout.gather_frozen(constants)
-        made: dict[str, Array] = owned(given, placed(self.mesh, self.state_specs["frozen"]))
+    def on_devices(self, arrays: Arrays, shardings: Any) -> dict[str, Array]:
+        """As the program's own, but that ``arrays`` stay the caller's: steps write over a state."""
+        made: dict[str, Array] = owned(arrays, shardings)
         return made
 
     def state_of(self, params: Arrays, constants: Arrays = MappingProxyType({})) -> State:
@@ -77,7 +69,8 @@ class Beside(Core):
 
         specs = placed(self.mesh, self.state_specs)
         made = jax.jit(make, out_shardings={n: specs[n] for n in slots})()
-        return {"params": dict(params), **made, "frozen": self._frozen(constants)}
+        frozen = self.on_devices(self.layout.gather_frozen(constants), specs["frozen"])
+        return {"params": dict(params), **made, "frozen": frozen}
 
     def drawing(self, draw: Callable[[Arrays], Arrays], names: Iterable[str]) -> Any:
         """What takes a batch's random keys to the entries ``names`` of `cut`, that ``draw`` gives
@@ -139,13 +132,13 @@ def held(state: State) -> State:
     return {n: state[n] for n in ("params", "frozen", "step", "scale") if n in state}
 
 
-class Step(Beside, parallel.Step):
-    """The step of a text that is in no folder."""
+class Step(Additions, parallel.Step):
+    """What `step_of` makes, of a program on our own modules."""
 
 
 def step_of(program: ModuleType, workload: Workload, train: ModuleType) -> Step:
-    """``program``: model.py; ``train``: the train.py beside it, which has the `Step` of the
-    parallel.py beside both, or none and then it is ours."""
-    kind: Any = type("Step", (Beside, getattr(train, "Step", parallel.Step)), {})
+    """``program``: model.py; ``train``: the train.py beside it, which imports the `Step` of the
+    parallel.py beside both."""
+    kind: Any = type("Step", (Additions, train.Step), {})
     step: Step = kind(program, workload, train)
     return step

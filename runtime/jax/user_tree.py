@@ -58,6 +58,16 @@ class UserTree:
         dims = self.layout.spec(leaf, cut)[1 if leaf.layers else 0 :]
         return PartitionSpec(None, *dims) if names else PartitionSpec(*dims)
 
+    def check_program(self) -> None:
+        """Raises `ProgramError` where the program has parameters that the tree has not."""
+        known = {name for path in self.paths for name in self.stacks.get(path, (path,))}
+        missing = [name for name in self._places if name not in known]
+        if missing:
+            raise ProgramError(
+                f"the program needs {missing[0]} and {len(missing) - 1} more that the model's "
+                "parameters do not have: plan the model again"
+            )
+
     def check(self, given: Tree, what: str) -> None:
         """Raises `ProgramError` unless ``given`` has the structure and shapes of this tree."""
         ours, theirs = dict(paths_of(self.shapes)), dict(paths_of(given))

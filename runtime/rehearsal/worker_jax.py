@@ -20,10 +20,10 @@ from autopar.runtime.rehearsal.rehearse import PLATFORMS
 
 def findings(folder: str) -> list[Finding]:
     """What keeps the step from being lowered, by platform."""
-    program = read(folder, check_model=False)
+    start = read(folder, check_model=False)
     trainer = load(folder, check_model=False)
     step = trainer.compiled
-    state, batch = trainer.state, step.cut(program.batch(0))
+    state, batch = trainer.state, step.cut(start.batch(0))
     made = []
     for platform in PLATFORMS:
         try:

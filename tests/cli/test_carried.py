@@ -120,7 +120,7 @@ def test_the_stub_says_what_a_workload_says_that_is_given_no_more(tmp_path: Path
     )
     command = [sys.executable, "-c", code, str(tmp_path)]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    own = Workload(loss=len, init=len, batch=len, seed=3)
+    own = Workload(loss=len, init=len, batch=dict, seed=3)
     assert printed == f"{own.seed} {own.optimizer} {own.betas} {own.clip_norm}\n"
 
 

@@ -18,7 +18,7 @@ from autopar.files import plan_folder
 from autopar.frontends.jax import capture
 from autopar.nouns.errors import UserError
 from autopar.runtime.jax.load import read
-from autopar.runtime.jax.programs import step_alone
+from autopar.runtime.jax.programs import read_step
 from tests.jax import models
 from tests.plans import cluster
 
@@ -156,12 +156,12 @@ def test_the_loop_of_a_program_draws_the_same(tmp_path: Path) -> None:
     """``python plan/program/train.py``, of a plan whose file gives the batches."""
     loss, params, _, _ = CASES["tp"]
     trainer = planned(tmp_path / "plan", "tp")
-    program = read(tmp_path / "plan", model=loss, params=start(params))
-    whole = replace(program.workload, batch=lambda step: batch(True, step))
-    program = replace(program, workload=whole)
-    step = step_alone(program.model, whole)
-    made = step.step(trainer.compiled.initial(program.parameters(step.layout)),
-                     step.cut(program.batch(3)))  # fmt: skip
+    begun = read(tmp_path / "plan", model=loss, params=start(params))
+    whole = replace(begun.workload, batch=lambda step: batch(True, step))
+    begun = replace(begun, workload=whole)
+    step = read_step(tmp_path / "plan", whole)
+    made = step.step(trainer.compiled.initial(begun.parameters(step.layout)),
+                     step.cut(begun.batch(3)))  # fmt: skip
     assert float(made[1]) == float(trainer.step(batch(True, 3)))
 
 

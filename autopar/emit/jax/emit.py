@@ -38,6 +38,14 @@ OWN = (
 RESERVED = BUILTINS | frozenset((*OWN, "jax", "jnp", "lax", "loss", "Array", "P"))
 
 
+ABOUT_PARALLEL = (
+    "What model.py and train.py import: jax and numpy are all that is needed beside.",
+    "",
+    "`Step` makes a jitted step of model.py's `loss` and train.py's functions; the rest is",
+    "what these call. Nothing here depends on the model.",
+)
+
+
 class CapturedModel(Protocol):
     """What the frontend knows of the model beside its graph."""
 
@@ -96,17 +104,8 @@ def emit(
     code = "\n".join(tables) + "\n\n\n" + "\n\n\n".join(parts) + "\n"
     model = f"{_docstring(lowered, plan, captured, code)}\n\n{_imports(code)}\n\n{code}"
     step = train.train_text(_how(plan, captured, code))
-    base = parallel.parallel_text((model, step), _about_parallel())
+    base = parallel.parallel_text((model, step), ABOUT_PARALLEL)
     return {FILE: model, train.FILE: step, parallel.FILE: base}
-
-
-def _about_parallel() -> tuple[str, ...]:
-    return (
-        "What model.py and train.py import: jax and numpy are all that is needed beside.",
-        "",
-        "`Step` makes a jitted step of model.py's `loss` and train.py's functions; the rest is",
-        "what these call. Nothing here depends on the model.",
-    )
 
 
 def _block_names(lowered: Lowered) -> dict[str, str]:

@@ -28,15 +28,15 @@ RUNTIME = (
 class How:
     """What decides about the text of a step.
 
-    deferred: whether some gradients are partial sums over model axes when backward ends.
-    slots:    what the optimizer keeps of every parameter.
-    frozen:   whether there are parameters without gradients.
-    outputs:  whether the loss function returns more than the loss.
-    about:    lines of the docstring.
+    deferred:  whether some gradients are partial sums over model axes when backward ends.
+    slots:     what the optimizer keeps of every parameter.
+    frozen:    whether there are parameters without gradients.
+    outputs:   whether the loss function returns more than the loss.
+    about:     lines of the docstring.
     precision: dtype of compute.
-    draws:    whether the loss draws random numbers.
-    stacks:   whether leaves of the user's tree hold several layers.
-    workload: the file in ``workload/``, with a name in it where it has several.
+    draws:     whether `draws.bin` adds to a batch: random numbers, counts of the whole batch.
+    stacks:    whether leaves of the user's tree hold several layers.
+    workload:  the file in ``workload/``, with a name in it where it has several.
     """
 
     mesh: Mesh
@@ -92,7 +92,6 @@ def train_text(how: How) -> str:
     head = [docstring(how.about), "", "from __future__ import annotations", ""]
     head += ["import argparse", "import sys", "from pathlib import Path"]
     head += ["from types import ModuleType"] * how.outputs + [""]
-    body = body.replace("    \n", "\n")
     code = re.sub(r"#.*", "", body)
     used = [name for name in RUNTIME if re.search(rf"(?<![\w.\"]){name}\b", code)]
     head += ["import jax"] * bool(re.search(r"\bjax\.", code))
@@ -322,8 +321,6 @@ def _main(how: How) -> list[str]:
         start += ', read_constants(home / "constants.npz", step.layout)'
     batch = "batch_of(workload, number)"
     inside: list[Row] = [
-        ("import model",),
-        ("",),
         ("home = Path(__file__).resolve().parent",),
         ("see_devices(model.MESH)", "as many CPUs where there is no accelerator"),
         ('workload = read_workload(home / "workload", WORKLOAD)',),
@@ -334,18 +331,20 @@ def _main(how: How) -> list[str]:
     if how.draws:
         inside.append(('draw = read_draws(home / "draws.bin")',))
         batch = f"draw({batch})"
+    lines = Lines(4)
+    lines.add('"""What every process runs. ``folder``: where it saves, and goes on from."""')
+    lines.add("import model", "beside this file")
+    lines.blank()
+    lines.lines += lines_of(
+        4,
+        *inside,
+        ("if folder is not None:",),
+        ("    state = restore(folder, state)",),
+        ('for number in range(int(state["step"]), steps):',),
+    )
     return [
         "def main(steps: int, folder: Path | None = None, every: int = 1000) -> None:",
-        *lines_of(
-            4,
-            ('"""What every process runs; a process alone sees all devices. Saves in ``folder``,',),
-            ("and goes on from there.",),
-            ('"""',),
-            *inside,
-            ("if folder is not None:",),
-            ("    state = restore(folder, state)",),
-            ('for number in range(int(state["step"]), steps):',),
-        ),
+        *lines.lines,
         *lines_of(
             8,
             (f"batch = {batch}",),

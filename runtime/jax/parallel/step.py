@@ -92,8 +92,13 @@ class Step:
             return {"params": params, **slots, **self.counters()}
 
         specs = placed(self.mesh, self.state_specs)
-        frozen = put(self.layout.gather_frozen(constants), specs.pop("frozen"))
+        frozen = self.on_devices(self.layout.gather_frozen(constants), specs.pop("frozen"))
         return {**jax.jit(make, out_shardings=specs)(), "frozen": frozen}
+
+    def on_devices(self, arrays: Arrays, shardings: Any) -> dict[str, Array]:
+        """``arrays`` as a state holds them."""
+        made: dict[str, Array] = put(arrays, shardings)
+        return made
 
     @property
     def slots(self) -> tuple[str, ...]:
