@@ -39,7 +39,6 @@ class Generation:
 
     chips: the most that a slice made of cubes of 4x4x4 may have; 0: there are no such.
     cores_a_chip: accelerator types (v5p-128) count cores. devices_a_chip: what JAX lists.
-    hosts_of: chips of a virtual machine of a slice that has several.
     rings: the length from which a dim is a ring; 0: all dims of a slice made of cubes are.
     """
 
@@ -48,7 +47,6 @@ class Generation:
     shapes: tuple[Shape, ...]
     chips: int
     rings: int
-    hosts_of: int
     link_bytes_per_s: float
     link_latency_s: float
     dcn_bytes_per_s: float
@@ -120,11 +118,6 @@ class Slice:
     def device_count(self) -> int:
         """What JAX lists: one or two devices a chip."""
         return self.chips * self.generation.devices_a_chip
-
-    @property
-    def hosts(self) -> int:
-        """Virtual machines, each a process of its own."""
-        return -(-self.chips // self.generation.hosts_of)
 
     def levels(self, slices: int = 1) -> tuple[Level, ...]:
         """The links of ``slices`` such slices, innermost first; ``dcn`` joins the slices."""
@@ -228,7 +221,6 @@ def _generation(name: str, row: dict[str, Any]) -> Generation:
         shapes=tuple(tuple(map(int, shape.split("x"))) for shape in row["shapes"]),
         chips=row.get("chips", 0),
         rings=0 if row["rings"] == "of cubes" else int(row["rings"].removeprefix("of ")),
-        hosts_of=row["hosts_of"],
         link_bytes_per_s=parse_quantity(row["link"], "bandwidth_bytes_per_s"),
         link_latency_s=parse_quantity(row["link_latency"], "time_s"),
         dcn_bytes_per_s=parse_quantity(row["dcn"], "bandwidth_bytes_per_s"),

@@ -20,22 +20,18 @@ def cluster(name: str, slices: int = 1) -> Cluster:
 
 
 @pytest.mark.parametrize(
-    ("name", "wraps", "hosts"),
+    ("name", "wraps"),
     [
-        ("v5e-4x4", (False, False), 4),
-        ("v5e:8x16", (False, True), 32),
-        ("v6e-16x16", (True, True), 64),
-        ("TPU v5p-4x4x4", (True, True, True), 16),
-        ("v5p-2x4x4", (False, False, False), 8),
-        ("v5litepod-1x1", (False, False), 1),
+        ("v5e-4x4", (False, False)),
+        ("v5e:8x16", (False, True)),
+        ("v6e-16x16", (True, True)),
+        ("TPU v5p-4x4x4", (True, True, True)),
+        ("v5p-2x4x4", (False, False, False)),
+        ("v5litepod-1x1", (False, False)),
     ],
 )
-def test_dims_are_rings_where_their_ends_are_joined(
-    name: str, wraps: tuple[bool, ...], hosts: int
-) -> None:
-    made = find_slice(name)
-    assert made.levels()[0].torus_wraps == wraps
-    assert made.hosts == hosts
+def test_dims_are_rings_where_their_ends_are_joined(name: str, wraps: tuple[bool, ...]) -> None:
+    assert find_slice(name).levels()[0].torus_wraps == wraps
 
 
 def test_every_shape_of_the_table_is_a_cluster() -> None:
