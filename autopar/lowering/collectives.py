@@ -175,6 +175,9 @@ def pipeline_collectives(
             for rank in places:
                 counts[rank]["all_reduce", axis, bytes_of[name], f"{name} tie"] += 1
     mesh = plan.program_mesh
+    if plan.framework == "jax":
+        _add_sums_of_stages(counts, parts, stored, plan, schedule, clips)
+        return [row for rank in ranks for row in _rows(counts[rank], rank)]
     everything = [p for one in stored for p in one]
     zero = max(stage.zero for stage in plan.stages)
     cutting, wide = cutting_axes(everything, mesh, zero, plan.framework), is_wide(everything)
@@ -184,6 +187,28 @@ def pipeline_collectives(
             moved = entry.collective
             counts[rank][moved.kind, moved.axis, moved.size_bytes, entry.what] += entry.count
     return [row for rank in ranks for row in _rows(counts[rank], rank)]
+
+
+def _add_sums_of_stages(
+    counts: Sequence[Counter[_Place]],
+    parts: Sequence[StagePart],
+    stored: Sequence[Sequence[Stored]],
+    plan: Plan,
+    schedule: Schedule,
+    clips: bool,
+) -> None:
+    """Norm and loss of every stage by itself: one process adds up those of all stages (JAX)."""
+    loss = parts[-1].lowered.graph.outputs[-1:]
+    for stage, rank in enumerate(schedule.ranks):
+        number = schedule.part[stage]
+        own = plan.stages[number]
+        mesh, held = plan.mesh(own).trimmed(), stored[number]
+        cutting = cutting_axes(held, mesh, own.zero, plan.framework)
+        size = loss_bytes(parts[number].lowered) if loss[0] in parts[number].gives else 0
+        wide, scales = is_wide(held), plan.precision == "float16"
+        for entry in sums(mesh, cutting, clips, wide, scales, size):
+            moved = entry.collective
+            counts[rank][moved.kind, moved.axis, moved.size_bytes, entry.what] += entry.count
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,8 +25,11 @@ CONTEXT_BYTES = {"gpu": 1_500_000_000, "tpu": 300_000_000, "cpu": 350_000_000}
 no profile says how much a training process of the device holds; on a CPU that is the process."""
 
 
-def stage_bytes(summary: Summary, state: StateSharding, recompute: Recompute) -> StageBytes:
-    """What a stage holds; ``summary`` is of that stage alone."""
+def stage_bytes(
+    summary: Summary, state: StateSharding, recompute: Recompute, alone: bool = True
+) -> StageBytes:
+    """What a stage holds; ``summary`` is of that stage, which is the whole model where it is
+    ``alone``: XLA then sees forward and backward of a microbatch as one."""
     parameters, gradients, optimizer, host = held_of_state(summary, state)
     if summary.xla is None:
         life = summary.life(recompute)
@@ -36,7 +39,8 @@ def stage_bytes(summary: Summary, state: StateSharding, recompute: Recompute) ->
         bodies = [(body.trained, summary.copies[n]) for n, body in summary.bodies.items()]
         moments = xla_moments(summary.xla, recompute, state, summary.root.trained, bodies)
         gradients = min(gradients, max(moments.values()))  # not all are there at each of them
-        saved, passing = 0, max(moments.values()) - gradients + summary.xla.batch
+        saved = 0 if alone else summary.xla.by_policy[recompute.policy].saved
+        passing = max(0, max(moments.values()) - gradients - saved) + summary.xla.batch
         casts = gathered = 0
     return StageBytes(
         parameters,

@@ -119,7 +119,7 @@ class PipelinePrices:
 
     def saved_bytes(self, stage: int, first: int, end: int) -> int:
         """That a stage of these units keeps of one microbatch."""
-        return self.model.stage_summary(first, end).life(self.at(stage).recompute).saved
+        return self.at(stage).bytes_of(first, end).saved
 
     @property
     def splits_backward(self) -> bool:
@@ -227,7 +227,8 @@ class PipelinePrices:
     def bytes_of(self, first: int, end: int) -> StageBytes:
         if self.state.trainer is not None:
             return self.model.stage_held(first, end)
-        return stage_bytes(self.model.stage_summary(first, end), self.state, self.recompute)
+        summary = self.model.stage_summary(first, end)
+        return stage_bytes(summary, self.state, self.recompute, self.alone)
 
     def memory(
         self,

@@ -39,12 +39,14 @@ _COSTLY = frozenset(kind for row in costly.TABLE for kind in row.kinds)
 
 @dataclass(frozen=True, slots=True)
 class Moments:
-    """Bytes of activations under one recompute policy: at the loss; what layers keep; and of one
-    layer's own tensors while its backward pass runs."""
+    """Bytes of activations under one recompute policy: at the loss; what layers keep; of one
+    layer's own tensors while its backward pass runs; and what all keep for backward, the root too.
+    """
 
     loss: int
     kept: int
     layer: int
+    saved: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +82,12 @@ def xla_lives(lowered: Lowered) -> XlaLives:
             for name, places in bodies.items()
         }
         outside = {name: Life(0, 0, "") for name in bodies}
+        life = Walk(root, outside, kept).run()
         by_policy[policy] = Moments(
-            loss=Walk(root, outside, kept).run().peak,
+            loss=life.peak,
             kept=_stacks(lowered, root, kept),
             layer=max(inner.values(), default=0),
+            saved=life.saved,
         )
     return XlaLives(by_policy, _batch_bytes(lowered), _in_products(lowered), _largest(lowered))
 

@@ -52,17 +52,12 @@ class Start:
     aux: Aux | None = None
     draws: Draws | None = None
 
-    def parameters(self, layout: Layout) -> Callable[[], Mapping[str, Any]]:
-        """What makes the workload's initial parameters, as `Step.initial` takes it."""
-        init = self.workload.init
-        assert init is not None
-
-        def make() -> Mapping[str, Any]:
-            tree = init(jax.random.key(self.workload.seed))
-            check_arrays(tree, FROM_INIT)
-            return layout.gather_names(by_name(paths_of(tree), self.stacks))
-
-        return make
+    def parameters(self, layout: Layout) -> Mapping[str, Any]:
+        """The workload's initial parameters, as `initial` of a step takes them."""
+        assert self.workload.init is not None
+        tree = self.workload.init(jax.random.key(self.workload.seed))
+        check_arrays(tree, FROM_INIT)
+        return layout.gather_names(by_name(paths_of(tree), self.stacks))
 
     def batch(self, number: int) -> Mapping[str, Any]:
         """The global batch of a step, with the random numbers that its keys give."""
@@ -111,7 +106,7 @@ def load(
     tree = UserTree(step.layout, shapes, start.stacks)
     tree.check_program()
     if params is None:
-        state = step.initial(start.parameters(step.layout), start.constants)
+        state = step.initial(start.parameters, start.constants)
     else:
         check_arrays(params)
         tree.check(params, "params=")

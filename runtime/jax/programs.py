@@ -16,7 +16,9 @@ from autopar.files import plan_folder
 from autopar.nouns.errors import UserError
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.workload import Workload
+from autopar.pipeline.actions import to_text
 from autopar.runtime.jax import parallel
+from autopar.runtime.jax.staged import Pipeline, pipeline_of
 from autopar.runtime.jax.step import Step, step_of
 from autopar.runtime.shared import program_module
 from autopar.runtime.shared.imported import importable, imported
@@ -29,7 +31,7 @@ class TooFewDevices(UserError):
     """The plan is for more devices than jax sees."""
 
 
-def read_step(folder: str | Path, workload: Workload, lift: str | None = None) -> Step:
+def read_step(folder: str | Path, workload: Workload, lift: str | None = None) -> Step | Pipeline:
     """The step of the program in a plan folder; ``lift`` is for every float that it names.
 
     Raises `PlanFolderError`, `ProgramError`, `TooFewDevices`.
@@ -38,6 +40,9 @@ def read_step(folder: str | Path, workload: Workload, lift: str | None = None) -
     model = read_program(folder, lift, base)
     with importable(_NAME, base):
         train = program_module.read_train(folder)
+    lists = program_module.read_lists(folder, plan_folder.read_plan(folder))
+    if lists:
+        return pipeline_of(model, workload, train, to_text(lists))
     return step_of(model, workload, train)
 
 
@@ -64,8 +69,10 @@ def run_program(
     see `lifted`. Raises `TooFewDevices`."""
     with lifted(base, lift), importable(_NAME, base):
         module = program_module.run_program(text, file)
-    if not hasattr(module, "loss"):
-        raise ProgramError(f"{file} is no JAX program of autopar: it has no function `loss`")
+    if not (hasattr(module, "loss") or hasattr(module, "STAGES")):
+        raise ProgramError(
+            f"{file} is no JAX program of autopar: it has no function `loss`, and no STAGES"
+        )
     needed, seen = math.prod(module.MESH.values()), jax.device_count()
     if needed > seen:
         raise TooFewDevices(

@@ -35,7 +35,7 @@ def trainer() -> Trainer:
     assert given.workload.init is not None
     tree = given.workload.init(None)
     named = by_name(paths_of(tree), given.captured.stacks)
-    state = step.initial(lambda: step.layout.gather_names(named))
+    state = step.initial(lambda own: own.gather_names(named))
     return Trainer(given.workload, step, state, Batches(step))
 
 

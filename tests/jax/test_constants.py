@@ -69,7 +69,7 @@ def test_frozen_arrays_have_no_optimizer_state_and_stay_as_they_are() -> None:
     program = made_of("lora", lora(held), LAYOUTS["zero 3"])
     step = step_alone(program.program(), program.workload)
     tree = program.workload.init(None)  # type: ignore[misc]
-    state = step.initial(lambda: step.layout.gather_names(tree), program.captured.constants)
+    state = step.initial(lambda own: own.gather_names(tree), program.captured.constants)
     assert set(state["params"]) == set(state["m"]) == {"a", "b"}
     before = np.asarray(held["w"])
     w = state["frozen"]["constants.base.w"]

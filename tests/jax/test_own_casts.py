@@ -177,7 +177,7 @@ def _value_of(function: Any, name: str) -> tuple[float, float]:
     batch = dict(program.workload.batch(0))
     params = program.workload.init(None)  # type: ignore[misc]
     low = jax.tree.map(lambda a: jnp.asarray(a, jnp.bfloat16), (params, batch))
-    state = step.initial(lambda: step.layout.gather_names(params))
+    state = step.initial(lambda own: own.gather_names(params))
     _, loss, _ = step.step(state, step.cut(batch))
     return float(loss), float(jax.jit(function)(*low))
 

@@ -160,7 +160,7 @@ def test_the_loop_of_a_program_draws_the_same(tmp_path: Path) -> None:
     whole = replace(begun.workload, batch=lambda step: batch(True, step))
     begun = replace(begun, workload=whole)
     step = read_step(tmp_path / "plan", whole)
-    made = step.step(trainer.compiled.initial(begun.parameters(step.layout)),
+    made = step.step(trainer.compiled.initial(begun.parameters),
                      step.cut(begun.batch(3)))  # fmt: skip
     assert float(made[1]) == float(trainer.step(batch(True, 3)))
 

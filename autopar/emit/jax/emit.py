@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from autopar.emit import schedule
 from autopar.emit.constants import holding, literal
 from autopar.emit.headings import count_of, state_held, train_heading
 from autopar.emit.jax import parallel, train
-from autopar.emit.jax.errors import JaxEmitError
 from autopar.emit.jax.functions import Marks, Printing, body
+from autopar.emit.jax.how import How
 from autopar.emit.jax.legend import WORDS
 from autopar.emit.jax.loops import last_alone, last_stack
 from autopar.emit.jax.own_derivatives import own_derivatives
 from autopar.emit.jax.shapes import shown, signature
+from autopar.emit.jax.stages import instances_text, stage_functions
 from autopar.emit.legend import legend
 from autopar.emit.names import BUILTINS, first_free, identifier, is_attribute
 from autopar.emit.roles import Known, roles, unnamed
 from autopar.emit.sizes import Sizes
 from autopar.emit.text import Lines, tuple_text
 from autopar.lowering.lowered import BATCH_AXES, Lowered
+from autopar.lowering.stages import StagePart, stage_parts
 from autopar.nouns.axes import MICROBATCH, SAMPLES
 from autopar.nouns.batch import BatchEntry
 from autopar.nouns.graph import Block
@@ -31,8 +34,8 @@ from autopar.nouns.sharding import Sharding
 
 FILE = "model.py"
 OWN = (
-    "BF16 FP16 FP32 Block Parameter Settings Stack all_reduce all_to_all attention clamp conv "
-    "copy_to cross_entropy derivative embedding gather keep_first layer layer_norm layers linear "
+    "BF16 FP16 FP32 Block Parameter Settings Stack Stage Value all_reduce all_to_all attention clamp "
+    "conv copy_to cross_entropy derivative embedding gather keep_first layer layer_norm layers linear "
     "pad reduce_scatter rms_norm shard whole"
 ).split()
 RESERVED = BUILTINS | frozenset((*OWN, "jax", "jnp", "lax", "loss", "Array", "P"))
@@ -69,10 +72,7 @@ def emit(
     ``marks`` says above statements what they make; ``probes`` does so for every op, one a line.
     """
     marked: Marks = "each" if probes else "statements" if marks else "none"
-    if len(plan.stages) > 1:
-        raise JaxEmitError(
-            f"the plan has {len(plan.stages)} pipeline stages; the JAX backend runs one: --fix pp=1"
-        )
+    stages = stage_parts(lowered, plan.stages) if len(plan.stages) > 1 else ()
     mesh = plan.program_mesh
     functions = _block_names(lowered)
     own, definitions = own_derivatives(lowered, RESERVED | frozenset(functions.values()))
@@ -87,25 +87,32 @@ def emit(
             for name, repeated in lowered.blocks.items()
         ),
     ]
-    parts.append(_loss_function(lowered, captured, printing))
+    staged: list[str] = []
+    if stages:
+        more, staged = stage_functions(stages, plan, lowered, printing)
+        parts += more
+    else:
+        parts.append(_loss_function(lowered, captured, printing))
     tables = [
         f"MESH = {_mesh(mesh)}",
         *_settings(plan, captured),
-        *printing.sizes.lines("\n".join(parts)),
+        *printing.sizes.lines("\n".join([*parts, *staged])),
         "",
         *_parameters(lowered),
         "",
-        *_blocks(lowered),
+        *_blocks(lowered, stages),
         *_stacks(captured),
         "",
         *_batch(captured, mesh, plan.microbatches),
         *_outputs(lowered),
     ]
+    parts += ["\n".join(staged)] * bool(staged)
     code = "\n".join(tables) + "\n\n\n" + "\n\n\n".join(parts) + "\n"
     model = f"{_docstring(lowered, plan, captured, code)}\n\n{_imports(code)}\n\n{code}"
     step = train.train_text(_how(plan, captured, code))
     base = parallel.parallel_text((model, step), ABOUT_PARALLEL)
-    return {FILE: model, train.FILE: step, parallel.FILE: base}
+    files = {FILE: model, train.FILE: step, parallel.FILE: base}
+    return files | ({schedule.FILE: schedule.schedule_file(plan)} if stages else {})
 
 
 def _block_names(lowered: Lowered) -> dict[str, str]:
@@ -147,10 +154,10 @@ def _arguments(lowered: Lowered) -> dict[str, dict[str, str]]:
     return names
 
 
-def _how(plan: Plan, captured: CapturedModel, code: str) -> train.How:
+def _how(plan: Plan, captured: CapturedModel, code: str) -> How:
     """What the text of a step follows from."""
     mesh = plan.program_mesh
-    return train.How(
+    return How(
         mesh=mesh,
         zero=plan.stages[0].zero,
         microbatches=plan.microbatches,
@@ -164,6 +171,7 @@ def _how(plan: Plan, captured: CapturedModel, code: str) -> train.How:
         slots={"adamw": ("m", "v")}.get(plan.optimizer, ()),
         frozen=", frozen=True)" in code,
         outputs="OUTPUTS = (" in code,
+        schedule=plan.schedule if len(plan.stages) > 1 else "",
         about=tuple(
             train_heading(
                 plan,
@@ -226,17 +234,18 @@ def _single(axes: tuple[str, ...]) -> str | tuple[str, ...]:
     return axes[0] if len(axes) == 1 else axes
 
 
-def _blocks(lowered: Lowered) -> list[str]:
+def _blocks(lowered: Lowered, stages: Sequence[StagePart]) -> list[str]:
     if not lowered.blocks:
         return ["BLOCKS: dict[str, Block] = {}"]
     lines, rest = ["BLOCKS = {"], Lines(0)
-    apart = last_alone(lowered)
+    apart = frozenset() if stages else last_alone(lowered)
+    alone_in_stages = {name for stage in stages for name in last_alone(stage.lowered)}
     for name, repeated in lowered.blocks.items():
         instances = tuple(dict.fromkeys(lowered.graph.blocks[name].instances))
         layers = instances[:-1] if name in apart else instances
         lines.append(f"    {literal(name)}: Block(")
         head = Lines(8)
-        head.add(f"layers={_instances(layers)},")
+        head.add(f"layers={instances_text(layers)},")
         lines += [*head.lines, "        parameters={", *_parameter_rows(repeated, 12)]
         lines += ["        },", "    ),"]
         if name in apart:
@@ -244,6 +253,8 @@ def _blocks(lowered: Lowered) -> list[str]:
                 f"layers=({literal(instances[-1])},), parameters=BLOCKS[{literal(name)}].parameters"
             )
             rest.add(f"BLOCKS[{literal(last_stack(name))}] = Block({alone})")
+    for name in (name for name in lowered.blocks if name in alone_in_stages):
+        rest.add(f"BLOCKS[{literal(last_stack(name))}] = BLOCKS[{literal(name)}]")
     return [*lines, "}", *rest.lines]
 
 
@@ -261,18 +272,6 @@ def _stacks(captured: CapturedModel) -> list[str]:
         "# leaves of the tree of `init` that hold all layers: what stands around a layer's number"
     )
     return ["", note, "STACKS = {", *lines.lines, "}"]
-
-
-def _instances(names: tuple[str, ...]) -> str:
-    """``tuple(f"blocks.{i}" for i in range(4))``, or the names one by one."""
-    prefix, _, first = names[0].rpartition(".")
-    plain = re.fullmatch(r"[\w.]*", prefix) and first.isascii()  # what an f-string has as it is
-    if plain and first.isdecimal():
-        start, stop = int(first), int(first) + len(names)
-        if len(names) > 2 and list(names) == [f"{prefix}.{i}" for i in range(start, stop)]:
-            span = f"{start}, {stop}" if start else f"{stop}"
-            return f'tuple(f"{prefix}.{{i}}" for i in range({span}))'
-    return tuple_text(names)
 
 
 def _batch(captured: CapturedModel, mesh: Mesh, microbatches: int) -> list[str]:

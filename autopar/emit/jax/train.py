@@ -7,87 +7,28 @@ written here.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 from autopar.emit.constants import literal
-from autopar.emit.text import Lines, Row, docstring, lines_of, tuple_text
-from autopar.nouns.axes import SAMPLES, SHARD
-from autopar.nouns.mesh import Mesh
-from autopar.nouns.zero import Zero, over
+from autopar.emit.jax import staged
+from autopar.emit.jax.how import How, axes_text, overflowing
+from autopar.emit.text import Lines, Row, docstring, lines_of
+from autopar.nouns.axes import PIPELINE, SAMPLES, SHARD
 
 FILE = "train.py"
 RUNTIME = (
-    "Array Arrays Held Layout Leaf OutputKinds SCALE_SPECS State Step batch_of clipped first_scale "
+    "Array Arrays Held Layout Leaf OutputKinds Part Pipeline SCALE_SPECS StageStep State Step "
+    "batch_of clipped first_scale "
     "gathered initial_parameters join_pieces make_mesh next_scale norm_of optimizer_step "
     "overflowed own_pieces read_constants read_draws read_workload reducing restore save "
-    "scaled_norm scatter see_devices settled"
+    "scaled_norm scatter see_devices settled squares_of"
 ).split()
-
-
-@dataclass(frozen=True, slots=True)
-class How:
-    """What decides about the text of a step.
-
-    deferred:  whether some gradients are partial sums over model axes when backward ends.
-    slots:     what the optimizer keeps of every parameter.
-    frozen:    whether there are parameters without gradients.
-    outputs:   whether the loss function returns more than the loss.
-    about:     lines of the docstring.
-    precision: dtype of compute.
-    draws:     whether `draws.bin` adds to a batch: random numbers, counts of the whole batch.
-    stacks:    whether leaves of the user's tree hold several layers.
-    workload:  the file in ``workload/``, with a name in it where it has several.
-    """
-
-    mesh: Mesh
-    zero: int
-    microbatches: int
-    clip_norm: float | None
-    deferred: bool = True
-    optimizer: str = "adamw"
-    slots: tuple[str, ...] = ("m", "v")
-    frozen: bool = True
-    outputs: bool = False
-    about: tuple[str, ...] = ("One training step.",)
-    precision: str = "float32"
-    draws: bool = False
-    stacks: bool = False
-    workload: str = ""
-
-    @property
-    def data(self) -> tuple[str, ...]:
-        return self.mesh.sample_axes
-
-    @property
-    def split(self) -> Zero:
-        """What ``dp_shard`` splits."""
-        return over(self.zero, self.mesh.size(SHARD))
-
-    @property
-    def scales(self) -> bool:
-        """Whether the loss is scaled for backward."""
-        return self.precision == "float16"
-
-    @property
-    def pairs(self) -> bool:
-        """Whether gradients are of pieces of parameters that devices hold whole."""
-        return self.split.gradients and not self.split.parameters
-
-    @property
-    def shards(self) -> bool:
-        """Whether ``dp_shard`` cuts state at all."""
-        return self.split.optimizer
-
-    @property
-    def joins(self) -> bool:
-        """Whether devices hold whole parameters over ``dp_shard`` and update pieces of them."""
-        return self.shards and not self.split.parameters
 
 
 def train_text(how: How) -> str:
     """The file."""
     parts = [_hold(how), *_kept(how), _prepared(how)]
-    parts += [_backward(how), _reduced(how), _update(how), _main(how)]
+    parts += [staged.summed(how)] if how.staged else [_backward(how)]
+    parts += [_reduced(how), staged.shared(how), _update(how), _main(how)]
     body = "\n\n\n".join("\n".join(part) for part in parts if part)
     head = [docstring(how.about), "", "from __future__ import annotations", ""]
     head += ["import argparse", "import sys", "from pathlib import Path"]
@@ -108,12 +49,15 @@ def train_text(how: How) -> str:
 
 def _hold(how: How) -> list[str]:
     lines = Lines(4)
-    lines.add('"""The mesh, and how each array of the state lies on it (of a batch: BATCH)."""')
+    where = "its place of pp" if how.staged else "it"
+    lines.add(
+        f'"""The mesh, and how each array of the state lies on {where} (of a batch: BATCH)."""'
+    )
     axes = ", ".join(
         f"{axis}={size}" for axis, size in zip(how.mesh.axes, how.mesh.sizes, strict=True)
     )
     lines.add(f"mesh = make_mesh({axes or 'dp_shard=1'})")
-    model = " and ".join(a for a in how.mesh.axes if a not in SAMPLES)
+    model = " and ".join(a for a in how.mesh.axes if a not in (*SAMPLES, PIPELINE))
     over = f"over {model} as model.py says" if model else "whole on every device"
     if not how.shards:
         lines.add("params = layout.specs()", over)
@@ -175,7 +119,7 @@ def _prepared(how: How) -> list[str]:
         lines.add('"""A unit\'s parameters for the model."""')
         lines.add("return step.cast(leaves, arrays)" if cast else "return dict(arrays)")
     head = Lines(0)
-    given = "step: Step, leaves: dict[str, Leaf], arrays: Arrays"
+    given = f"step: {'Part' if how.staged else 'Step'}, leaves: dict[str, Leaf], arrays: Arrays"
     head.add(f"def prepared({given}) -> dict[str, Array]:")
     return [*head.lines, *lines.lines]
 
@@ -211,14 +155,7 @@ def _backward(how: How) -> list[str]:
         lines.add(f"(loss, gradients), {kept} = lax.scan(add, zeros, batch)")
     if how.outputs:
         lines.add("outputs = step.outputs.reduced(outputs)", "shares of all devices are summed")
-    if how.data:
-        lines.add(f"loss = lax.psum(loss, {_names(how.data)})")
-    own = f"lax.psum(g, {_names(how.data)})" if how.data else "g"
-    if _differs(how):
-        lines.add("leaves = step.layout.leaves")
-        own = "reduced(leaves[name], g)"
-    if own != "g":
-        lines.add(f"gradients = {{name: {own} for name, g in gradients.items()}}")
+    staged.sums(how, lines)
     lines.add(f"return {made}")
     gives = "tuple[Array, Arrays, tuple[Array, ...]]" if how.outputs else "tuple[Array, Arrays]"
     return [
@@ -236,24 +173,15 @@ def _moved(how: How) -> str:
     return "`loss` of model.py; parameters are all-gathered over dp_shard, layer by layer, twice"
 
 
-def _names(axes: tuple[str, ...]) -> str:
-    return literal(axes[0]) if len(axes) == 1 else tuple_text(axes)
-
-
-def _differs(how: How) -> bool:
-    """Whether gradients are not all reduced alike."""
-    return how.shards or how.deferred
-
-
 def _reduced(how: How) -> list[str]:
-    if not _differs(how):
+    if not how.differs:
         return []
     lines = Lines(4)
     lines.add('"""A gradient, summed over all devices that have parts of it."""')
     rest = how.data
     if how.shards:
         rest = tuple(axis for axis in how.data if axis != SHARD)
-        every = _names(how.data)
+        every = axes_text(how.data)
         if how.deferred:
             every = f"({', '.join(map(literal, how.data))}, *leaf.parameter.deferred)"
         lines.add("if leaf.cut is None:", "no dim that dp_shard divides: whole on every device")
@@ -261,7 +189,7 @@ def _reduced(how: How) -> list[str]:
         if not how.split.gradients:
             lines.add('gradient = scatter(gradient, leaf.dim, "dp_shard")', "a reduce-scatter")
     if rest:
-        lines.add(f"gradient = lax.psum(gradient, {_names(rest)})")
+        lines.add(f"gradient = lax.psum(gradient, {axes_text(rest)})")
     if how.deferred:
         lines.add("if leaf.parameter.deferred:", "model axes whose devices have parts of it")
         lines.lines.append("        gradient = lax.psum(gradient, leaf.parameter.deferred)")
@@ -279,11 +207,14 @@ def _update(how: How) -> list[str]:
     if how.clip_norm is not None:
         done = f"Clips by the norm of the whole gradient, and steps {name}"
     lines.add(f'"""{done}; every device its own pieces."""')
-    if how.clip_norm is not None:
+    if how.staged:
+        staged.from_all(how, lines)
+    elif how.clip_norm is not None:
         lines.add(
             "norm = norm_of(step.layout, gradients)",
             "one psum of the sum of squares" if how.mesh.device_count > 1 else "",
         )
+    if how.clip_norm is not None:
         lines.add(f"gradients = clipped(gradients, norm, {literal(how.clip_norm)})")
     given = 'state["params"]'
     if how.joins:
@@ -297,9 +228,9 @@ def _update(how: How) -> list[str]:
     if not how.scales:
         lines.add(f"state = {made}")
     else:
-        axes = tuple(a for a, size in zip(how.mesh.axes, how.mesh.sizes, strict=True) if size > 1)
-        given = f"gradients, {tuple_text(axes)}" if axes else "gradients"
-        lines.add(f"overflow = overflowed({given})", "then the step is left out", above=True)
+        if not how.staged:
+            given = overflowing(how)
+            lines.add(f"overflow = overflowed({given})", "then the step is left out", above=True)
         lines.add(f"after = settled(overflow, state, {made})")
         lines.add('state = {**after, "scale": next_scale(state["scale"], overflow)}')
     if how.scales and how.clip_norm is not None:
@@ -308,15 +239,23 @@ def _update(how: How) -> list[str]:
         lines.add("return state, jnp.zeros(())", "no norm: nothing is clipped")
     else:
         lines.add("return state, norm")
-    return [
-        "def update(step: Step, state: State, gradients: Arrays) -> tuple[State, Array]:",
-        *lines.lines,
-    ]
+    head = Lines(0)
+    given = f"step: {how.within}, state: State, gradients: Arrays" + staged.from_others(how)
+    head.add(f"def update({given}) -> tuple[State, Array]:")
+    return [*head.lines, *lines.lines]
 
 
 def _main(how: How) -> list[str]:
-    given = "workload, step.layout" + ", model.STACKS" * how.stacks
+    given = "workload" + ", model.STACKS" * how.stacks
     start = f"initial_parameters({given})"
+    made = "# jax.jit of jax.shard_map over the mesh: `backward`, then `update`, the state donated"
+    step = "step = Step(model, workload, sys.modules[__name__])"
+    if how.staged:
+        made = (
+            "# of each stage jax.jit of jax.shard_map over its devices, called as schedule.txt says"
+        )
+        schedule = '(home / "schedule.txt").read_text()'
+        step = f"step = Pipeline(model, workload, sys.modules[__name__], {schedule})"
     if how.frozen:
         start += ', read_constants(home / "constants.npz", step.layout)'
     batch = "batch_of(workload, number)"
@@ -324,8 +263,8 @@ def _main(how: How) -> list[str]:
         ("home = Path(__file__).resolve().parent",),
         ("see_devices(model.MESH)", "as many CPUs where there is no accelerator"),
         ('workload = read_workload(home / "workload", WORKLOAD)',),
-        ("# jax.jit of jax.shard_map over the mesh: `backward`, then `update`, the state donated",),
-        ("step = Step(model, workload, sys.modules[__name__])",),
+        (made,),
+        (step,),
         (f"state = step.initial({start})", "each device makes its pieces", True),
     ]
     if how.draws:

@@ -6,10 +6,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from autopar.emit import schedule
 from autopar.emit.constants import literal
 from autopar.emit.headings import count_of, train_heading
 from autopar.emit.names import FUNCTIONS, LAYERS, is_attribute
-from autopar.emit.pytorch import schedule, train
+from autopar.emit.pytorch import train
 from autopar.emit.pytorch.bias import fuse_biases
 from autopar.emit.pytorch.classes import (
     Library,

@@ -29,11 +29,6 @@ def check_style(framework: str, asked: Style | None) -> None:
 
 def check_pins(pins: Pins, workload: Workload, cluster: Cluster) -> None:
     """Raises `UserError` for pins that programs of the framework cannot have."""
-    if workload.framework == "jax" and (pins.pp or 1) > 1:
-        raise UserError(
-            f"--fix pp={pins.pp}: JAX programs have one stage so far; leave pp out, or price the "
-            "layout without a program by `autopar estimate --arch`"
-        )
     check_offload(pins, workload, cluster)
     check_recompute(pins, workload)
 

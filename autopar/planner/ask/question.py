@@ -12,6 +12,7 @@ from autopar.nouns.layout import LayoutError, Pins, divisors
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.pieces import COUNTS
 from autopar.nouns.plan import RunnerUp, Spread, Stage
+from autopar.nouns.recompute import Recompute, policies
 from autopar.nouns.reduction import LIBRARY
 from autopar.pipeline.actions import Lists, to_text
 from autopar.planner.ask.candidates import Candidate, Sharing, StateLayout
@@ -55,6 +56,11 @@ class Question:
     """Whether gradients are clipped by the norm of the whole."""
 
     @property
+    def policies(self) -> tuple[Recompute, ...]:
+        """Recomputation that programs of the framework can do, the one that keeps most first."""
+        return tuple(map(Recompute, policies(self.framework)))
+
+    @property
     def bucket_bytes(self) -> int:
         """Of gradients that replicas add up at once; 0: as is fastest."""
         return self.pins.bucket or (0 if self.framework == "torch" else BUCKET_BYTES)
@@ -91,7 +97,7 @@ class Question:
         """How many beside one may be tried."""
         if self.pins.pp is not None:
             return [self.pins.pp] if self.pins.pp > 1 else []
-        return [] if self.framework == "jax" else divisors(self.cluster.device_count)[1:]
+        return divisors(self.cluster.device_count)[1:]
 
     @property
     def sharing(self) -> Sharing:

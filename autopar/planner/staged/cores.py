@@ -130,11 +130,12 @@ class CoreTrials:
         that needs least memory last."""
         if layout not in self._choices:
             zeros = [layout.zero]
-            if self.core.recompute is None and self.question.pins.zero is None and layout.zero:
+            free = self.core.recompute is None and self.question.pins.zero is None
+            if free and layout.zero and self.question.framework == "torch":
                 zeros = [*range(layout.zero, ZERO[-1].level + 1)]
             every = [
                 replace(layout, zero=zero, recompute=recompute)
-                for recompute in self.core.levels
+                for recompute in self.core.levels(self.question.policies)
                 for zero in zeros
             ]
             first = sorted(every[:-1], key=self._alone_s)
@@ -168,7 +169,7 @@ class CoreTrials:
 
     def _plain_tables(self) -> list[Table]:
         """Without data traffic and without a limit of memory: nothing recomputes that need not."""
-        least = self.core.levels[0]
+        least = self.core.lightest
         return [np.stack([self.model.plain(least, view) for view in self.distinct])]
 
     @property
@@ -297,7 +298,7 @@ class CoreTrials:
         choices = self.choices(layout)
         each = [choices[min(place, len(choices) - 1)] for place in trial.chosen]
         schedule, own = self.order.schedule, [Choice(one.zero, one.recompute) for one in each]
-        if self.core.recompute is None:
+        if self.core.recompute is None and self.question.framework == "torch":
             own = lightened(self.prices(each[0]), own, runs_of(trial.ends, schedule), schedule)
         layout = replace(
             layout,

@@ -40,7 +40,7 @@ def found_order(core: Core, model: Model, cluster: Cluster, sends: Sends) -> Ord
     """Raises `ScheduleError` where there is none, with what stands against it."""
     pp, m = core.shape.pp, core.shape.candidate.microbatches
     stages = pp * core.depth
-    split = not core.levels[0].runs_again
+    split = not core.lightest.runs_again
     if (2 + split) * stages * m > MOST:
         raise ScheduleError(
             f"schedule=found looks for the order of at most {MOST:,} actions, and {stages} stages "
@@ -52,7 +52,7 @@ def found_order(core: Core, model: Model, cluster: Cluster, sends: Sends) -> Ord
     views = core.shape.views(cluster)
     distinct = [*dict.fromkeys(views)]
     kinds = [distinct.index(view) for view in views]
-    tables = np.stack([model.plain(core.levels[0], view) for view in distinct])
+    tables = np.stack([model.plain(core.lightest, view) for view in distinct])
     each = [*(tables[:, Figure.FORWARD] + tables[:, Figure.BACKWARD])]
     busy = [each[kinds[rank]] for rank in ranks]
     try:

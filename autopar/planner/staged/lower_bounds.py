@@ -68,12 +68,12 @@ class LowerBounds:
         """The most of: the work of the mean rank; what a microbatch waits for; and where each rank
         has one stage, what it waits for before its first action and, where backward is whole, after
         its last, for the cut that is best for that."""
-        whole, views = model.whole[core.levels[0]], core.shape.views(self.question.cluster)
-        pace = model.pace(views, core.levels[0])
+        whole, views = model.whole[core.lightest], core.shape.views(self.question.cluster)
+        pace = model.pace(views, core.lightest)
         m, p = core.shape.candidate.microbatches, core.shape.pp
         pass_s = (whole.forward_s + whole.backward_s) * like.seconds
         kind = SCHEDULES.get(core.name)
-        splits_backward = (kind is None or kind.splits) and not core.levels[0].runs_again
+        splits_backward = (kind is None or kind.splits) and not core.lightest.runs_again
         waited_s = pass_s - (whole.weights_s * like.seconds if splits_backward else 0.0)
         least_s = max(m * pass_s / pace.ranks, waited_s / pace.fastest)
         simple = kind is not None and kind.stages == core.depth == 1 and not kind.even_ranks
@@ -105,12 +105,12 @@ class LowerBounds:
         fitting = self._roomy(shape, shares)
         if not fitting:
             return needed, float("inf")
-        pass_s = model.least_pass_s(fitting, core.levels[0], question.cluster)
+        pass_s = model.least_pass_s(fitting, core.lightest, question.cluster)
         # What state moves with a pass is no better hidden behind fewer samples.
-        whole = model.whole[core.levels[0]]
+        whole = model.whole[core.lightest]
         pass_s -= (whole.forward_s + whole.backward_s) * (1.0 - like.seconds)
         late_s = min(whole.streamed_s for whole in fitting) / pp
-        return needed, m * pass_s / model.pace(views, core.levels[0]).ranks + late_s
+        return needed, m * pass_s / model.pace(views, core.lightest).ranks + late_s
 
     def may_beat(self, best_s: float, cores: Iterable[Core], model: Model, like: Likeness) -> bool:
         """Whether a core of one shape that fits may take less."""
@@ -136,7 +136,8 @@ class LowerBounds:
         rank has as much of it. Behind a layout that comes near to what a rank has stands the same
         with the optimizer's state offloaded. They do not hang on the schedule."""
         question, shape = self.question, core.shape
-        m, pp, recompute = shape.candidate.microbatches, shape.pp, core.levels[0]
+        m, pp = shape.candidate.microbatches, shape.pp
+        recompute = core.lightest
         life = model.solved.summary.lives[recompute.policy]
         share, process = overhead(model.solved.summary.packages, question.cluster.device)
         saved = (min(m, pp) * life.saved / pp + life.peak - life.saved) * like.bytes

@@ -75,5 +75,5 @@ class Orders:
         layout = next(iter(layouts(candidate.data, question.pins, model=candidate.model)))
         state = state_of(question, layout, candidate)
         return PipelinePrices(
-            model.cuts, question.cluster, state, core.levels[0], core.shape.pp
+            model.cuts, question.cluster, state, core.lightest, core.shape.pp
         ).sends

@@ -24,7 +24,7 @@ from autopar.planner.ask.question import Question
 from autopar.planner.problem.posed import least_used
 from autopar.planner.problem.solving import Solver
 from autopar.planner.solve.solved import Solved, solve
-from autopar.planner.staged.shapes import EVERY, Shape
+from autopar.planner.staged.shapes import Shape
 from autopar.pricing.cut_model import CutModel
 from autopar.pricing.pipeline import Figure, PipelinePrices
 from autopar.pricing.runs import Table
@@ -220,7 +220,7 @@ class Models:
         alone = StateSharding(0, candidate.model, 1, question.precision, question.optimizer)
         cuts = solved.model
         whole, stages = {}, {}
-        for recompute in EVERY:
+        for recompute in question.policies:
             whole[recompute] = stage_time(solved.summary, alone, question.cluster, recompute)
             stages[recompute] = PipelinePrices(cuts, question.cluster, alone, recompute, 1)
         return Model(solved, cuts, whole, stages)

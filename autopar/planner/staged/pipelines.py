@@ -34,7 +34,7 @@ from autopar.planner.staged.found import FOUND, NAMED, VEE, limits
 from autopar.planner.staged.lower_bounds import LowerBounds, Share
 from autopar.planner.staged.orders import Orders
 from autopar.planner.staged.pipeline_models import Model, Models
-from autopar.planner.staged.shapes import EVERY, Core, Shape
+from autopar.planner.staged.shapes import Core, Shape
 from autopar.pricing.sends import Order
 from autopar.pricing.trials import Trial
 
@@ -291,7 +291,7 @@ class Pipelines:
 
     def _cores(self, shape: Shape) -> Iterator[Core]:
         pins = self.question.pins
-        for recompute in EVERY if pins.recompute is None else (pins.recompute,):
+        for recompute in self.question.policies if pins.recompute is None else (pins.recompute,):
             for name in USUAL if pins.schedule is None else (pins.schedule,):
                 if name == "zb-h1" and recompute.runs_again and pins.schedule is None:
                     continue  # backward is whole there, and so this is 1f1b

@@ -6,10 +6,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from autopar.nouns.cluster import Cluster
-from autopar.nouns.recompute import POLICIES, Recompute
+from autopar.nouns.recompute import KEEP_ALL, Recompute
 from autopar.planner.ask.candidates import Candidate
-
-EVERY = tuple(map(Recompute, POLICIES))
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +46,11 @@ class Core:
     limit: int = 0
 
     @property
-    def levels(self) -> tuple[Recompute, ...]:
-        """Recomputation that a rank may choose, the one that keeps most first."""
-        return EVERY if self.recompute is None else (self.recompute,)
+    def lightest(self) -> Recompute:
+        """What a rank may choose that keeps most."""
+        return KEEP_ALL if self.recompute is None else self.recompute
+
+    def levels(self, every: tuple[Recompute, ...]) -> tuple[Recompute, ...]:
+        """Of ``every`` recomputation that there is what a rank may choose, the one that keeps most
+        first."""
+        return every if self.recompute is None else (self.recompute,)

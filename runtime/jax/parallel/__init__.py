@@ -21,7 +21,13 @@ from autopar.runtime.jax.parallel.collectives import (
     shard,
     whole,
 )
-from autopar.runtime.jax.parallel.gradients import clipped, join_pieces, norm_of, own_pieces
+from autopar.runtime.jax.parallel.gradients import (
+    clipped,
+    join_pieces,
+    norm_of,
+    own_pieces,
+    squares_of,
+)
 from autopar.runtime.jax.parallel.kept import restore, save
 from autopar.runtime.jax.parallel.layout import Layout, Leaf, MissingParameters, by_name, paths_of
 from autopar.runtime.jax.parallel.loss_scale import (
@@ -43,7 +49,10 @@ from autopar.runtime.jax.parallel.ops import (
 )
 from autopar.runtime.jax.parallel.optimizer import SLOTS, optimizer_step
 from autopar.runtime.jax.parallel.outputs import OutputKinds, Outputs
+from autopar.runtime.jax.parallel.part import Held, Part
+from autopar.runtime.jax.parallel.pipeline import Pipeline
 from autopar.runtime.jax.parallel.placing import make_mesh, placed, put
+from autopar.runtime.jax.parallel.stage_step import StageStep, held_of
 from autopar.runtime.jax.parallel.start import (
     batch_of,
     initial_parameters,
@@ -52,7 +61,7 @@ from autopar.runtime.jax.parallel.start import (
     read_workload,
     see_devices,
 )
-from autopar.runtime.jax.parallel.step import Held, Step
+from autopar.runtime.jax.parallel.step import Step
 from autopar.runtime.jax.parallel.tables import (
     BF16,
     FP16,
@@ -62,18 +71,20 @@ from autopar.runtime.jax.parallel.tables import (
     Block,
     Parameter,
     Settings,
+    Stage,
     State,
+    Value,
 )
 from autopar.runtime.jax.parallel.units import gathered, reducing
 
 __all__ = [
     "BF16", "FP16", "FP32", "SCALE_SPECS", "SLOTS", "Array", "Arrays", "Block", "Held",
-    "Layout", "Leaf", "MissingParameters", "OutputKinds", "Outputs", "Parameter", "Settings",
-    "Stack", "State", "Step", "all_reduce", "all_to_all", "attention", "batch_of", "by_name",
+    "Layout", "Leaf", "MissingParameters", "OutputKinds", "Outputs", "Parameter", "Part", "Pipeline", "Settings",
+    "Stack", "Stage", "StageStep", "State", "Step", "Value", "all_reduce", "all_to_all", "attention", "batch_of", "by_name",
     "clamp", "clipped", "conv", "copy_to", "cross_entropy", "derivative", "embedding",
-    "first_scale", "gather", "gathered", "initial_parameters", "join_pieces", "keep_first",
+    "first_scale", "gather", "gathered", "held_of", "initial_parameters", "join_pieces", "keep_first",
     "layer", "layer_norm", "layers", "linear", "make_mesh", "next_scale", "norm_of",
     "optimizer_step", "overflowed", "own_pieces", "pad", "paths_of", "placed", "put",
     "read_constants", "read_draws", "read_workload", "reduce_scatter", "reducing", "restore",
-    "rms_norm", "save", "scaled_norm", "scatter", "see_devices", "settled", "shard", "whole",
+    "rms_norm", "save", "scaled_norm", "scatter", "see_devices", "settled", "shard", "squares_of", "whole",
 ]  # fmt: skip

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import jax.numpy as jnp
 from jax import lax
@@ -14,6 +16,15 @@ from autopar.runtime.jax.parallel.tables import SHARD, Array, Arrays
 
 def norm_of(layout: Layout, gradients: Arrays) -> Array:
     """The norm of the whole gradient, from the pieces, in at least float32."""
+    return jnp.sqrt(squares_of(layout, gradients))
+
+
+def squares_of(
+    layout: Layout, gradients: Arrays, again: Mapping[str, Sequence[int]] = MappingProxyType({})
+) -> Array:
+    """The sum of the squares of the whole gradient, likewise, without the layers of ``again``,
+    which are counted elsewhere; -1: all of the array."""
+    gradients = {k: _left(g, again.get(k, ())) for k, g in gradients.items()}
     cutting = {k: layout.cutting_axes(layout.leaves[k]) for k in gradients}
     axes = tuple(a for a in layout.mesh if any(a in c for c in cutting.values()))
     total = sum(
@@ -21,7 +32,13 @@ def norm_of(layout: Layout, gradients: Arrays) -> Array:
         / math.prod(layout.mesh[a] for a in axes if a not in cutting[k])
         for k, g in gradients.items()
     )
-    return jnp.sqrt(lax.psum(total, axes) if axes else total)
+    return lax.psum(total, axes) if axes else total
+
+
+def _left(gradient: Array, again: Sequence[int]) -> Array:
+    if -1 in again:
+        return jnp.zeros((), gradient.dtype)
+    return jnp.delete(gradient, jnp.array(again), axis=0) if again else gradient
 
 
 def clipped(gradients: Arrays, norm: Array, largest: float) -> Arrays:

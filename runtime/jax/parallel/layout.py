@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from types import ModuleType
 from typing import Any
@@ -19,7 +19,15 @@ import numpy as np
 from jax.sharding import PartitionSpec
 from jax.tree_util import keystr, tree_flatten_with_path
 
-from autopar.runtime.jax.parallel.tables import DATA_AXES, SHARD, Block, Parameter, Settings
+from autopar.runtime.jax.parallel.tables import (
+    DATA_AXES,
+    PIPELINE,
+    SHARD,
+    Block,
+    Parameter,
+    Settings,
+    Stage,
+)
 
 Spec = Any  # PartitionSpec; jax is not type-checked here
 
@@ -70,16 +78,60 @@ class Layout:
     @staticmethod
     def of(program: ModuleType) -> Layout:
         """The layout of an emitted module, from its tables."""
-        mesh, settings = program.MESH, program.SETTINGS
-        rows: list[tuple[str, str, Parameter, tuple[str, ...]]] = [
-            (name, name, parameter, ()) for name, parameter in program.PARAMETERS.items()
-        ]
+        return Layout.made(program.MESH, program.SETTINGS, program.PARAMETERS, program.BLOCKS)
+
+    @staticmethod
+    def of_stage(program: ModuleType, stage: Stage) -> Layout:
+        """That of one stage, on the axes that its devices lie along."""
+        mesh = {axis: size for axis, size in program.MESH.items() if axis != PIPELINE}
+        settings: Settings = program.SETTINGS
+        if stage.recompute is not None:
+            settings = replace(settings, recompute=stage.recompute)
+        parameters = {name: program.PARAMETERS[name] for name in stage.parameters}
         blocks: Mapping[str, Block] = program.BLOCKS
+        held = {name: Block(ls, blocks[name].parameters) for name, ls in stage.layers.items()}
+        return Layout.made(mesh, settings, parameters, held)
+
+    @staticmethod
+    def of_stages(program: ModuleType, layouts: Sequence[Layout]) -> Layout:
+        """That of all stages together, whose keys are of their numbers and their own keys."""
+        leaves = {
+            f"{n}/{key}": replace(leaf, key=f"{n}/{key}")
+            for n, layout in enumerate(layouts)
+            for key, leaf in layout.leaves.items()
+        }
+        return Layout(program.MESH, program.SETTINGS, leaves)
+
+    @staticmethod
+    def made(
+        mesh: Mapping[str, int],
+        settings: Settings,
+        parameters: Mapping[str, Parameter],
+        blocks: Mapping[str, Block],
+    ) -> Layout:
+        """Of parameters outside of blocks, and blocks."""
+        rows: list[tuple[str, str, Parameter, tuple[str, ...]]] = [
+            (name, name, parameter, ()) for name, parameter in parameters.items()
+        ]
         for block, stack in blocks.items():
             rows += [(f"{block}/{n}", n, p, stack.layers) for n, p in stack.parameters.items()]
         shard = mesh.get(SHARD, 1) if settings.zero >= 1 else 1
         leaves = {k: Leaf(k, n, p, ls, _cut_dim(p, mesh, shard)) for k, n, p, ls in rows}
         return Layout(mesh, settings, leaves)
+
+    def leaves_of(self, block: str) -> list[Leaf]:
+        """The arrays that hold the layers of ``block``."""
+        return [leaf for key, leaf in self.leaves.items() if key == f"{block}/{leaf.name}"]
+
+    @property
+    def root(self) -> dict[str, Leaf]:
+        """What is in no block, by key."""
+        return {key: leaf for key, leaf in self.leaves.items() if not leaf.layers}
+
+    @property
+    def pairs(self) -> bool:
+        """Whether gradients are of pieces of parameters that devices hold whole."""
+        return self.settings.zero == 2 and self.shards
 
     @property
     def shards(self) -> bool:

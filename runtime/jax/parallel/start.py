@@ -47,11 +47,11 @@ def read_workload(folder: Path, target: str) -> Any:
 
 
 def initial_parameters(
-    workload: Any, layout: Layout, stacks: Mapping[str, tuple[str, str]] = MappingProxyType({})
-) -> Callable[[], Arrays]:
-    """What makes the parameters that `Step.initial` takes. ``stacks``: see model.py."""
+    workload: Any, stacks: Mapping[str, tuple[str, str]] = MappingProxyType({})
+) -> Callable[[Layout], Arrays]:
+    """What makes the parameters of a layout, as `initial` takes it. ``stacks``: see model.py."""
 
-    def make() -> Arrays:
+    def make(layout: Layout) -> Arrays:
         leaves = paths_of(workload.init(jax.random.key(workload.seed)))
         names = {
             path: [f"{stacks[path][0]}.{i}.{stacks[path][1]}" for i in range(leaf.shape[0])]

@@ -1,145 +1,36 @@
-"""One training step on the devices of a mesh.
-
-Everything runs on the pieces of one device inside one `jax.shard_map`, so the collectives of a step
-are those that are written in ``model.py``, in ``train.py`` and in what they call, and no others.
-"""
+"""One training step on the devices of a mesh: a model that is one stage."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
 from types import MappingProxyType, ModuleType
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import PartitionSpec
 
-from autopar.runtime.jax.parallel.blocks import Stack
-from autopar.runtime.jax.parallel.layout import Layout, Leaf
-from autopar.runtime.jax.parallel.placing import placed, put
+from autopar.runtime.jax.parallel.layout import Layout
+from autopar.runtime.jax.parallel.part import Part
 from autopar.runtime.jax.parallel.tables import Array, Arrays, State
 
-Held = tuple[Mesh, dict[str, Any]]
-"""The mesh, and a tree of partition specs for the state."""
 
-# XLA drops barriers on CPUs before it merges equal ops, so a layer outside of a loop would keep for
-# its backward pass what it is to gather or compute again; a barrier itself costs nothing there
-_COMPILER_OPTIONS = {"cpu": {"xla_disable_hlo_passes": "cse_barrier_expander"}}
-
-
-class Step:
+class Step(Part):
     """The jitted step of ``model.py`` and ``train.py``.
 
     ``step(state, batch)`` gives the next state, the loss, the norm of the gradient (0 where nothing
     is clipped), and what else the loss function returns. A batch has the microbatches as its first
-    dim: [m, samples, ...]; see `Step.cut`.
+    dim: [m, samples, ...]; see `Part.cut`.
     """
 
     def __init__(self, program: ModuleType, workload: Any, train: ModuleType) -> None:
-        """``program``: model.py; ``train``: train.py; ``workload``: has the optimizer's numbers."""
-        self.program = program
-        self.workload = workload
-        self.layout = Layout.of(program)
-        self.train: Any = train
-        self.mesh: Mesh
-        self.state_specs: dict[str, Any]
-        self.mesh, specs = self.train.hold(self.layout)
-        self.state_specs = {"frozen": {}, **specs}
-        self.batch_specs = dict(program.BATCH)
+        super().__init__(program, workload, train, Layout.of(program))
         self.outputs: Any = None
         if hasattr(train, "outputs_of"):
             self.outputs = train.outputs_of(program, self.layout)
         given, plain = (self.state_specs, self.batch_specs), PartitionSpec()
         more = (self.outputs.specs,) if self.outputs else ()
         self.step = self.jitted(self._step, given, (self.state_specs, plain, plain, *more), (0,))
-
-    def jitted(self, function: Any, given: Any, made: Any, donate: tuple[int, ...] = ()) -> Any:
-        """``function`` of the pieces of one device, as `compiled` makes it."""
-        return self.compiled(self.on_pieces(function, given, made), given, made, donate)
-
-    def on_pieces(self, function: Any, given: Any, made: Any) -> Any:
-        """``function`` of the pieces of one device as one of whole arrays."""
-        return jax.shard_map(
-            function, mesh=self.mesh, in_specs=given, out_specs=made, check_vma=False
-        )
-
-    def compiled(self, function: Any, given: Any, made: Any, donate: tuple[int, ...] = ()) -> Any:
-        """``function`` jitted; ``given`` and ``made`` are the partition specs of its arguments and
-        results."""
-        return jax.jit(
-            function,
-            in_shardings=placed(self.mesh, given),
-            out_shardings=placed(self.mesh, made),
-            donate_argnums=donate,
-            compiler_options=_COMPILER_OPTIONS.get(self.mesh.devices.flat[0].platform),
-        )
-
-    def initial(
-        self, parameters: Callable[[], Arrays], constants: Arrays = MappingProxyType({})
-    ) -> State:
-        """The state before the first step, every piece made on the device that holds it.
-
-        ``parameters`` gives the arrays of `Layout.gather_names`; ``constants`` are by full name.
-        """
-
-        def make() -> State:
-            params = dict(parameters())
-            zeros = {k: jnp.zeros_like(p) for k, p in params.items()}
-            slots = {slot: zeros for slot in self.slots}
-            return {"params": params, **slots, **self.counters()}
-
-        specs = placed(self.mesh, self.state_specs)
-        frozen = self.on_devices(self.layout.gather_frozen(constants), specs.pop("frozen"))
-        return {**jax.jit(make, out_shardings=specs)(), "frozen": frozen}
-
-    def on_devices(self, arrays: Arrays, shardings: Any) -> dict[str, Array]:
-        """``arrays`` as a state holds them."""
-        made: dict[str, Array] = put(arrays, shardings)
-        return made
-
-    @property
-    def slots(self) -> tuple[str, ...]:
-        """What the optimizer keeps of every parameter."""
-        others = ("params", "frozen", "step", "scale")
-        return tuple(name for name in self.state_specs if name not in others)
-
-    def counters(self) -> State:
-        """What a state has beside arrays of parameters, before the first step."""
-        more: State = self.train.counters() if hasattr(self.train, "counters") else {}
-        return {"step": jnp.zeros((), jnp.int32), **more}
-
-    def cut(
-        self, batch: Mapping[str, Any], drawn: Arrays = MappingProxyType({})
-    ) -> dict[str, Array]:
-        """A global batch with its microbatches apart, each entry where its readers are; those that
-        are ``drawn`` are so already, see `drawing`."""
-        pieces = {}
-        for name, spec in self.program.BATCH.items():
-            if name in drawn:
-                pieces[name] = drawn[name]
-                continue
-            several = jax.process_count() > 1
-            array = np.asarray(batch[name]) if several else jnp.asarray(batch[name])
-            pieces[name] = put(self.apart(name, array), NamedSharding(self.mesh, spec))
-        return pieces
-
-    def apart(self, name: str, array: Any) -> Any:
-        """An entry of the batch with its microbatches along a first dim."""
-        shape = self.cut_shape(name, array)
-        whole = len(shape) > array.ndim and shape[1:] == array.shape
-        return jnp.broadcast_to(array, shape) if whole else array.reshape(shape)
-
-    def cut_shape(self, name: str, array: Any) -> tuple[int, ...]:
-        """The shape that it has so."""
-        count = self.layout.settings.microbatches
-        if name in self.layout.settings.whole_inputs or not array.shape:
-            return (count, *array.shape)
-        return (count, array.shape[0] // count, *array.shape[1:])
-
-    # -- on the pieces of one device -------------------------------------------------------------
 
     def _step(self, state: State, batch: Arrays) -> tuple[Any, ...]:
         loss, gradients, *outputs = self.train.backward(self, state, batch)
@@ -182,53 +73,6 @@ class Step:
         self, own: Arrays, frozen: Arrays, batch: Arrays, whole: Arrays = MappingProxyType({})
     ) -> tuple[Array, tuple[Array, ...]]:
         """This device's share of a microbatch's loss, and what is beside it; ``own``, ``whole``:
-        see `_given`."""
-        made = self.program.loss(self._given({**own, **frozen}, whole), **self.computing(batch))
+        see `given`."""
+        made = self.program.loss(self.given({**own, **frozen}, whole), **self.computing(batch))
         return (made[0], tuple(made[1:])) if isinstance(made, tuple) else (made, ())
-
-    def _given(self, own: Arrays, whole: Arrays) -> dict[str, Any]:
-        """What the program's ``loss`` reads: parameters by name, and a `Stack` for each block.
-
-        ``own`` are the arrays that gradients are of; where those are pieces of parameters that the
-        device holds ``whole``, these are read.
-        """
-        leaves = self.layout.leaves
-        pairs = {
-            k: (p, whole[k]) if k in whole and leaves[k].cut is not None else p
-            for k, p in own.items()
-        }
-        root = {k: leaf for k, leaf in leaves.items() if not leaf.layers}
-        parameters: dict[str, Any] = self._prepared(root, {k: pairs[k] for k in root})
-        for block in self.program.BLOCKS:
-            here = {leaf.name: leaf for k, leaf in leaves.items() if k.startswith(f"{block}/")}
-            parameters[block] = Stack(
-                {name: pairs[leaf.key] for name, leaf in here.items()},
-                partial(self._prepared, here),
-                recompute=self.layout.settings.recompute,
-            )
-        return parameters
-
-    def _prepared(self, leaves: Mapping[str, Leaf], arrays: Mapping[str, Any]) -> dict[str, Array]:
-        made: dict[str, Array] = self.train.prepared(self, leaves, arrays)
-        return made
-
-    def cast(self, leaves: Mapping[str, Leaf], arrays: Arrays) -> dict[str, Array]:
-        """Parameters in the dtype of compute."""
-        dtypes = self.dtypes(leaves, arrays)
-        return {name: x.astype(dtypes[name]) for name, x in arrays.items()}
-
-    def dtypes(self, leaves: Mapping[str, Leaf], arrays: Arrays) -> dict[str, Any]:
-        """In which numbers parameters are computed with."""
-        return {name: self.dtype_of(x.dtype, leaves[name]) for name, x in arrays.items()}
-
-    def dtype_of(self, dtype: Any, leaf: Leaf | None = None) -> Any:
-        """In which numbers of ``dtype`` are computed with."""
-        precision = self.layout.settings.precision
-        cast = precision != "float32" and dtype == jnp.float32
-        cast &= leaf is None or not leaf.parameter.buffer
-        return jnp.dtype(precision) if cast else dtype
-
-    def computing(self, batch: Arrays) -> dict[str, Array]:
-        """In the dtype of compute."""
-        dtypes = {n: self.dtype_of(a.dtype) for n, a in batch.items()}
-        return {n: a if a.dtype == dtypes[n] else a.astype(dtypes[n]) for n, a in batch.items()}

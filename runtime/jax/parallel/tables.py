@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax.numpy as jnp
@@ -20,6 +20,8 @@ SHARD = "dp_shard"
 MOVED = "moved"
 """The name that layers keep gathered activations by: parameters are gathered over the same axis,
 and again for backward."""
+PIPELINE = "pp"
+"""The mesh axis along which stages lie."""
 DATA_AXES = ("dp_replicate", SHARD, "ep")
 """The mesh axes that split samples."""
 
@@ -74,3 +76,41 @@ class Block:
 
     layers: tuple[str, ...]
     parameters: Mapping[str, Parameter]
+
+
+@dataclass(frozen=True)
+class Value:
+    """What travels between stages: the piece of one device, for one microbatch.
+
+    ``gradient``: whether one comes back; integers have none.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+    gradient: bool = True
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A part of the model that the devices of one place on ``pp`` run.
+
+    ``function``:   of its parameters and of what it takes; gives one array, or a tuple.
+    ``rank``:       the place on ``pp``.
+    ``takes``:      entries of the batch, and values of earlier stages.
+    ``gives``:      values, ``loss`` (its share of the loss of a microbatch), and what ``OUTPUTS``
+                    are of.
+    ``parameters``: names of those in no block. ``layers``: of each block, the module paths.
+    ``recompute``:  where it is not that of ``SETTINGS``.
+    """
+
+    function: Callable[..., Any]
+    rank: int
+    takes: tuple[str, ...]
+    gives: tuple[str, ...]
+    parameters: tuple[str, ...] = ()
+    layers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    recompute: str | None = None
+
+
+LOSS = "loss"
+"""The name under which a stage gives its share of the loss."""

@@ -97,7 +97,7 @@ def _record(
     base: ModuleType = parallel,
 ) -> Ranks:
     step = step_alone(run_program(text, lift="float64", base=base), workload, base)
-    state = step.initial(lambda: step.layout.gather_names(parameters), parameters)
+    state = step.initial(lambda own: own.gather_names(parameters), parameters)
     any_gradients = step.layout.gather_names(parameters)  # of a step that nobody looks at
     with recording(step.mesh.axis_names, step.mesh.size, base) as recorded:
         jax.block_until_ready(step.watched(state, step.cut(batch), any_gradients))

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -24,15 +25,17 @@ from autopar.frontends.jax.capture import capture_workload
 from autopar.frontends.jax.draws import Draws
 from autopar.lowering.collectives import Row
 from autopar.nouns.workload import Workload
+from autopar.pipeline.schedules.of_plan import schedule_of
 from autopar.runtime.jax.load import FROM_INIT, check_arrays, check_model_of
 from autopar.runtime.jax.parallel import by_name
 from autopar.runtime.jax.programs import read_step
-from autopar.runtime.jax.step import Step
+from autopar.runtime.jax.staged import Pipeline, StagedAdditions
+from autopar.runtime.jax.step import Additions, Step
 from autopar.runtime.shared.edits import edits_of, known_edits, raise_edited
 from autopar.runtime.shared.planned_batch import batch_of
 from autopar.runtime.shared.planned_workload import planned_workload
 from autopar.runtime.verify.collectives import priced_of
-from autopar.runtime.verify.jax import counting
+from autopar.runtime.verify.jax import counting, staged
 from autopar.runtime.verify.jax.joined import APART, joined
 from autopar.runtime.verify.jax.locate import locate
 from autopar.runtime.verify.jax.merged import twins, without_merged
@@ -102,7 +105,7 @@ def verify(folder: str | Path) -> dict[str, Any]:
         program = read_step(folder, workload)
         own_parameters = by_name(paths_of(tree), captured.stacks) | dict(captured.constants)
         own = run(program, own_parameters, batches, right)
-        issued = issued_collectives(program, batches[0])
+        issued = issued_collectives(program, batches[0], parameters=own_parameters)
     except Exception as error:  # of an edited program, maybe
         raise_edited(error, known_edits(folder, plan, lambda: captured))
         raise
@@ -112,8 +115,14 @@ def verify(folder: str | Path) -> dict[str, Any]:
     lines, merged = _compared(priced or [], issued, right, tree, captured, program)
     equal: tuple[str, ...] = ()
     if priced is not None and lines:
-        equal = joined(priced, issued, lambda: issued_collectives(program, batches[0], APART))
+
+        def apart() -> list[Row]:
+            return issued_collectives(program, batches[0], APART, own_parameters)
+
+        equal = joined(priced, issued, apart)
         lines, merged = ([], ()) if equal else (lines, merged)
+    if isinstance(program, StagedAdditions):
+        lines += staged.out_of_order(program, schedule_of(plan).lists)
     result = VerifyResult(
         plan=str(folder),
         ranks=plan.device_count,
@@ -131,7 +140,7 @@ def verify(folder: str | Path) -> dict[str, Any]:
     )
     if result.passed:
         return asdict(result)
-    if result.exact.largest > TOLERANCE:
+    if result.exact.largest > TOLERANCE and isinstance(program, Additions):
         with jax.enable_x64(True):
             where = locate(folder, plan, captured, workload, named, wide_batches[0])
     else:
@@ -145,7 +154,7 @@ def _compared(
     right: Record,
     tree: Any,
     captured: Captured,
-    program: Step,
+    program: Step | Pipeline,
 ) -> tuple[list[str], tuple[str, ...]]:
     """`without_merged` for the gradients of the reference."""
     own = by_name(paths_of(tree), captured.stacks)
@@ -163,7 +172,7 @@ def without_keys(
 
 
 def run(
-    step: Step,
+    step: Step | Pipeline,
     parameters: Mapping[str, Any],
     batches: list[dict[str, Any]],
     right: Record,
@@ -173,7 +182,7 @@ def run(
     ``function`` is ``step.watched``."""
     record = Record()
     layout = step.layout
-    state = step.initial(lambda: layout.gather_names(parameters), parameters)
+    state = step.initial(lambda own: own.gather_names(parameters), parameters)
     if step.scales:  # what is compared is the gradient, and not what a scale makes of it
         state["scale"] = {**state["scale"], "scale": jnp.ones_like(state["scale"]["scale"])}
     for batch, given in zip(batches, right.gradients, strict=True):
@@ -297,9 +306,16 @@ def _distance(ours: np.ndarray, theirs: np.ndarray) -> float:
 
 
 def issued_collectives(
-    step: Step, batch: Mapping[str, Any], options: Mapping[str, str] | None = None
+    step: Step | Pipeline,
+    batch: Mapping[str, Any],
+    options: Mapping[str, str] | None = None,
+    parameters: Mapping[str, Any] = MappingProxyType({}),
 ) -> list[Row]:
-    """What XLA compiled into one step, under its ``options``."""
+    """What XLA compiled into one step, under its ``options``; of a pipeline, that has played one,
+    for its initial ``parameters`` by full name."""
+    if isinstance(step, StagedAdditions):
+        state = step.initial(lambda own: own.gather_names(parameters), parameters)
+        return staged.issued(step, state, step.cut(batch), options)
     made = compiled(step, step.step, batch, options=options)
     return counting.collectives(made.as_text(), step.layout.mesh)
 

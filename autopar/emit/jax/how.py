@@ -1,0 +1,100 @@
+"""What decides about the text of ``train.py``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from autopar.emit.constants import literal
+from autopar.emit.text import tuple_text
+from autopar.nouns.axes import PIPELINE, SHARD
+from autopar.nouns.mesh import Mesh
+from autopar.nouns.zero import Zero, over
+
+
+@dataclass(frozen=True, slots=True)
+class How:
+    """What decides about the text of a step.
+
+    deferred:  whether some gradients are partial sums over model axes when backward ends.
+    slots:     what the optimizer keeps of every parameter.
+    frozen:    whether there are parameters without gradients.
+    outputs:   whether the loss function returns more than the loss.
+    about:     lines of the docstring.
+    precision: dtype of compute.
+    draws:     whether `draws.bin` adds to a batch: random numbers, counts of the whole batch.
+    stacks:    whether leaves of the user's tree hold several layers.
+    workload:  the file in ``workload/``, with a name in it where it has several.
+    schedule:  of a pipeline its name; empty: the model is one stage.
+    """
+
+    mesh: Mesh
+    zero: int
+    microbatches: int
+    clip_norm: float | None
+    deferred: bool = True
+    optimizer: str = "adamw"
+    slots: tuple[str, ...] = ("m", "v")
+    frozen: bool = True
+    outputs: bool = False
+    about: tuple[str, ...] = ("One training step.",)
+    precision: str = "float32"
+    draws: bool = False
+    stacks: bool = False
+    workload: str = ""
+    schedule: str = ""
+
+    @property
+    def staged(self) -> bool:
+        """Whether the model is a pipeline of stages."""
+        return bool(self.schedule)
+
+    @property
+    def within(self) -> str:
+        """What a function on the devices of a stage, or of all of the model, is given."""
+        return "StageStep" if self.staged else "Step"
+
+    @property
+    def data(self) -> tuple[str, ...]:
+        return self.mesh.sample_axes
+
+    @property
+    def split(self) -> Zero:
+        """What ``dp_shard`` splits."""
+        return over(self.zero, self.mesh.size(SHARD))
+
+    @property
+    def scales(self) -> bool:
+        """Whether the loss is scaled for backward."""
+        return self.precision == "float16"
+
+    @property
+    def pairs(self) -> bool:
+        """Whether gradients are of pieces of parameters that devices hold whole."""
+        return self.split.gradients and not self.split.parameters
+
+    @property
+    def shards(self) -> bool:
+        """Whether ``dp_shard`` cuts state at all."""
+        return self.split.optimizer
+
+    @property
+    def differs(self) -> bool:
+        """Whether gradients are not all reduced alike."""
+        return self.shards or self.deferred
+
+    @property
+    def joins(self) -> bool:
+        """Whether devices hold whole parameters over ``dp_shard`` and update pieces of them."""
+        return self.shards and not self.split.parameters
+
+
+def axes_text(axes: tuple[str, ...]) -> str:
+    """One axis, or a tuple of several, as a collective takes them."""
+    return literal(axes[0]) if len(axes) == 1 else tuple_text(axes)
+
+
+def overflowing(how: How) -> str:
+    """What `overflowed` is given: gradients, and the axes whose devices have parts of them."""
+    sizes = zip(how.mesh.axes, how.mesh.sizes, strict=True)
+    axes = tuple(axis for axis, size in sizes if size > 1 and axis != PIPELINE)
+    return f"gradients, {tuple_text(axes)}" if axes else "gradients"

@@ -1,0 +1,189 @@
+"""The stages of a pipeline in ``model.py``: a function for each kind of them, and their tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from autopar.emit.constants import holding, literal
+from autopar.emit.jax.errors import JaxEmitError
+from autopar.emit.jax.functions import Printing, body
+from autopar.emit.jax.loops import last_alone, last_stack
+from autopar.emit.jax.shapes import shown, signature
+from autopar.emit.names import first_free, is_attribute
+from autopar.emit.roles import Known, roles
+from autopar.emit.text import Lines, docstring, tuple_text
+from autopar.lowering.lowered import Lowered
+from autopar.lowering.stages import StagePart
+from autopar.nouns.plan import Plan
+from autopar.pipeline.actions import Schedule
+from autopar.pipeline.schedules.of_plan import schedule_of
+
+LOSS = "loss"
+"""The name under which the runtime knows the loss of a stage."""
+PARAMETERS = "params"
+
+
+def stage_functions(
+    parts: Sequence[StagePart], plan: Plan, whole: Lowered, printing: Printing
+) -> tuple[list[str], list[str]]:
+    """The functions, one for all stages that run the same; and the lines of ``VALUES`` and
+    ``STAGES``."""
+    if whole.outputs[1:]:
+        raise JaxEmitError(
+            "the loss function returns more than the loss (has_aux), and stages of a pipeline give "
+            "the loss alone: --fix pp=1, or plan a loss function without it"
+        )
+    schedule = schedule_of(plan)
+    made = [_body(part, printing) for part in parts]
+    alike: dict[str, list[int]] = {}
+    for number, text in enumerate(made):
+        alike.setdefault(text, []).append(number)
+    names: dict[int, str] = {}
+    functions = []
+    for text, numbers in alike.items():
+        stages = [n for n in range(len(schedule.ranks)) if schedule.part[n] in numbers]
+        name = first_free([_name(stages)], printing.reserved)
+        names.update(dict.fromkeys(numbers, name))
+        functions.append(_function(name, text, parts[numbers[0]], stages, schedule))
+    return functions, [*_values(parts, schedule, printing), *_stages(parts, plan, schedule, names)]
+
+
+def _name(stages: Sequence[int]) -> str:
+    """``stage_2``, ``stages_1_to_6``, ``stages_0_and_7``."""
+    if len(stages) == 1:
+        return f"stage_{stages[0]}"
+    if list(stages) == list(range(stages[0], stages[-1] + 1)):
+        return f"stages_{stages[0]}_to_{stages[-1]}"
+    return f"stages_{'_and_'.join(map(str, stages))}"
+
+
+def _named(part: StagePart, printing: Printing) -> Printing:
+    """What a stage takes of other stages is called as its readers see it, else ``x``."""
+    known = Known.of(part.lowered)
+    names: dict[str, str] = {}
+    seen = roles(part.lowered)
+    for name in part.takes:
+        hint = seen.get(name) or known.assigned.get(name, "")
+        own = hint if hint and is_attribute(hint) else "x"
+        names[name] = first_free([own], (*names.values(), *part.lowered.graph.inputs, PARAMETERS))
+    return replace(printing, arguments={**printing.arguments, "": names})
+
+
+def _body(part: StagePart, printing: Printing) -> str:
+    """The function from its arguments on."""
+    lowered = part.lowered
+    arguments, lines = body(lowered, PARAMETERS, _named(part, printing))
+    stacks = " | Stack" if lowered.blocks else ""
+    typed = [f"{PARAMETERS}: dict[str, Array{stacks}]", *(f"{name}: Array" for name in arguments)]
+    given = [
+        f"{variable} {shown(lowered.graph.tensors[n], lowered.tensors[n].produced, lowered)}"
+        for variable, n in zip(arguments, lowered.graph.inputs, strict=True)
+    ]
+    gives = [shown(lowered.graph.tensors[o.name], o.wanted, lowered) for o in lowered.outputs]
+    about = f"{', '.join(given)} -> {', '.join(gives)}"
+    head = signature("", typed, len(lowered.outputs))
+    return "\n".join([*head, f"    {about}", *lines])
+
+
+def _function(
+    name: str, text: str, part: StagePart, stages: Sequence[int], schedule: Schedule
+) -> str:
+    lines = text.split("\n")
+    typed = lines.index(next(line for line in lines if line.startswith("    ") and " -> " in line))
+    about = lines[typed].strip()
+    where = sorted({schedule.ranks[n] for n in stages})
+    which = f"Stage {stages[0]}" if len(stages) == 1 else "Stages " + ", ".join(map(str, stages))
+    place = "place" if len(where) == 1 else "places"
+    doc = docstring([f"{which} on {place} {', '.join(map(str, where))} of pp.", "", about])
+    head = "\n".join(lines[:typed]).replace("def (", f"def {name}(", 1)
+    indented = "\n".join(f"    {line}".rstrip() for line in doc.split("\n"))
+    return "\n".join([head, indented, *lines[typed + 1 :]])
+
+
+def _values(parts: Sequence[StagePart], schedule: Schedule, printing: Printing) -> list[str]:
+    lines = Lines(4)
+    for n in range(len(schedule.ranks)):
+        part = parts[schedule.part[n]]
+        lowered = part.lowered
+        for name in (name for name in part.gives if name not in lowered_outputs(parts)):
+            tensor = lowered.tensors[name].tensor
+            shape = printing.sizes.local(lowered, name, lowered.tensors[name].shared)
+            more = {
+                f'dtype="{tensor.dtype}"': tensor.dtype != "float32",
+                "gradient=False": not tensor.differentiable,
+            }
+            given = ", ".join([literal(shape), *holding(more)])
+            lines.add(f"{literal(name + _again(n, schedule))}: Value({given}),")
+    note = "# what travels between stages: the piece of one device, of one microbatch"
+    return [note, "VALUES = {", *lines.lines, "}"]
+
+
+def lowered_outputs(parts: Sequence[StagePart]) -> tuple[str, ...]:
+    """The loss, by the name that the graph gives it."""
+    return parts[-1].lowered.graph.outputs[-1:]
+
+
+def _again(stage: int, schedule: Schedule) -> str:
+    """Behind names in a second pipeline through the same parts."""
+    return " again" * (stage != schedule.part[stage])
+
+
+def _stages(
+    parts: Sequence[StagePart], plan: Plan, schedule: Schedule, names: Mapping[int, str]
+) -> list[str]:
+    loss = lowered_outputs(parts)
+    lines = Lines(4)
+    for n, rank in enumerate(schedule.ranks):
+        number = schedule.part[n]
+        part, own, again = parts[number], plan.stages[number], _again(n, schedule)
+        takes = tuple(name + again * (name in part.takes) for name in part.lowered.graph.inputs)
+        gives = tuple(LOSS if name in loss else name + again for name in part.gives)
+        held = tuple(name for name in _parameters(part.lowered))
+        arguments = [names[number], f"rank={rank}"]
+        arguments += [f"takes={literal(takes)}", f"gives={literal(gives)}"]
+        arguments += [f"parameters={literal(held)}"] * bool(held)
+        layers = _layers(part.lowered)
+        arguments += [f"layers={{{', '.join(layers)}}}"] * bool(layers)
+        if len({stage.recompute for stage in plan.stages}) > 1:
+            arguments.append(f"recompute={literal(str(own.recompute))}")
+        lines.add(f"Stage({', '.join(arguments)}),")
+    return ["STAGES = (", *lines.lines, ")"]
+
+
+def _parameters(lowered: Lowered) -> list[str]:
+    tensors = lowered.tensors.items()
+    return [name for name, value in tensors if value.tensor.role in ("parameter", "buffer")]
+
+
+def _layers(lowered: Lowered) -> list[str]:
+    """``"h": tuple(f"h.{i}" for i in range(2, 4))`` of each block."""
+    apart = last_alone(lowered)
+    made = []
+    for name in lowered.blocks:
+        instances = tuple(dict.fromkeys(lowered.graph.blocks[name].instances))
+        layers = instances[:-1] if name in apart else instances
+        made.append(f"{literal(name)}: {instances_text(layers)}")
+        if name in apart:
+            made.append(f"{literal(last_stack(name))}: ({literal(instances[-1])},)")
+    return made
+
+
+def instances_text(names: tuple[str, ...]) -> str:
+    """``tuple(f"blocks.{i}" for i in range(4))``, or the names one by one."""
+    prefix, _, first = names[0].rpartition(".")
+    plain = is_plain(prefix) and first.isascii()  # what an f-string has as it is
+    if plain and first.isdecimal():
+        start, stop = int(first), int(first) + len(names)
+        if len(names) > 2 and list(names) == [f"{prefix}.{i}" for i in range(start, stop)]:
+            span = f"{start}, {stop}" if start else f"{stop}"
+            return f'tuple(f"{prefix}.{{i}}" for i in range({span}))'
+    return tuple_text(names)
+
+
+def is_plain(text: str) -> bool:
+    """Whether an f-string may have it as it is."""
+    return all(part.isidentifier() or part.isalnum() for part in text.split(".") if part)
+
+
+__all__ = ["LOSS", "stage_functions"]

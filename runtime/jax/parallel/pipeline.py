@@ -1,0 +1,202 @@
+"""A step of a program of several stages: plays ``schedule.txt``, then ends it stage by stage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType, ModuleType
+from typing import Any
+
+import jax
+
+from autopar.runtime.jax.parallel.actions import Action, Way, in_order, read_schedule, ways_of
+from autopar.runtime.jax.parallel.layout import Layout
+from autopar.runtime.jax.parallel.stage_step import StageStep, held_of
+from autopar.runtime.jax.parallel.tables import LOSS, Array, Arrays, State
+from autopar.runtime.jax.parallel.ties import Ties
+
+
+@dataclass(frozen=True)
+class Played:
+    """An action, and what went to other places on ``pp`` behind it: the value's name, whether its
+    gradient, the place, and the bytes of each device."""
+
+    action: Action
+    sent: tuple[tuple[str, bool, int, int], ...]
+
+
+class Pipeline:
+    """The step of ``model.py`` and ``train.py``, as `Step` is of a model that is one stage.
+
+    One process calls the jitted functions of all stages in an order that follows ``schedule.txt``
+    on each place of ``pp``; devices run them as soon as what they read is there. A state has the
+    arrays of all stages, by the number of the stage and their key there. ``log``: of the last step.
+    """
+
+    def __init__(
+        self, program: ModuleType, workload: Any, train: ModuleType, schedule: str
+    ) -> None:
+        """``program``: model.py; ``train``: train.py; ``schedule``: the text of schedule.txt."""
+        self.program, self.workload = program, workload
+        self.train: Any = train
+        self.stages = [
+            StageStep(n, stage, program, workload, train) for n, stage in enumerate(program.STAGES)
+        ]
+        self.layout = Layout.of_stages(program, [stage.layout for stage in self.stages])
+        self.ways = ways_of(program.STAGES, program.VALUES)
+        self.actions = in_order(read_schedule(schedule), self.ways)
+        self.ties = Ties(self.stages)
+        self.log: list[Played] = []
+        self.outputs: Any = None
+        if hasattr(train, "outputs_of"):
+            self.outputs = train.outputs_of(program, self.stages[0].layout)
+        self._into: dict[int, list[Way]] = {n: [] for n in range(len(self.stages))}
+        self._from: dict[int, list[Way]] = {n: [] for n in range(len(self.stages))}
+        for way in self.ways:
+            self._into[way.reader].append(way)
+            self._from[way.giver].append(way)
+
+    # -- states and batches ----------------------------------------------------------------------
+
+    def initial(
+        self,
+        parameters: Callable[[Layout], Arrays],
+        constants: Arrays = MappingProxyType({}),
+    ) -> State:
+        """As `Part.initial`, of all stages."""
+        return self.joined([stage.initial(parameters, constants) for stage in self.stages])
+
+    def joined(self, own: Sequence[State]) -> State:
+        """One state of those of all stages; its counters are those of the first."""
+        made: State = {}
+        for n, state in enumerate(own):
+            for slot, held in state.items():
+                if slot in ("step", "scale"):
+                    made.setdefault(slot, held)
+                else:
+                    into = made.setdefault(slot, {})
+                    into.update((f"{n}/{key}", array) for key, array in held.items())
+        return made
+
+    def apart(self, state: State) -> list[State]:
+        """The inverse: the counters are sent to all stages."""
+        own: list[State] = []
+        for stage in self.stages:
+            made: State = {}
+            for slot, held in state.items():
+                if slot in ("step", "scale"):
+                    made[slot] = stage.here(held) if stage.number else held
+                else:
+                    made[slot] = _of(held, stage.number)
+            own.append(made)
+        return own
+
+    def cut(self, batch: Mapping[str, Any], drawn: Sequence[Arrays] = ()) -> list[Arrays]:
+        """A global batch with its microbatches apart, for each stage what it takes of it; what is
+        ``drawn`` for each is so already."""
+        every = drawn or [{} for _ in self.stages]
+        return [stage.cut(batch, own) for stage, own in zip(self.stages, every, strict=True)]
+
+    # -- a step ----------------------------------------------------------------------------------
+
+    def step(self, state: State, batch: Any) -> tuple[Any, ...]:
+        """The next state, the loss, the norm of the gradient, and what else the loss function
+        returns. The arrays of ``state`` are gone afterwards."""
+        loss, gradients, *outputs = self.gradients(state, batch)
+        state, norm = self.update(state, gradients)
+        return state, loss, norm.astype(loss.dtype), *outputs
+
+    def gradients(self, state: State, batch: Any) -> tuple[Any, ...]:
+        """Loss and gradients of a global batch, and what else the loss function returns."""
+        held = [held_of(own) for own in self.apart(state)]
+        losses, gradients = self._play(held, batch)
+        made: dict[str, Array] = {}
+        total: list[Array] = []
+        for stage in self.stages:
+            n = stage.number
+            shares = [one[LOSS] for one in losses[n]]
+            loss, reduced = stage.summed(shares, gradients.pop(n))
+            total += [self.stages[0].here(loss)] * bool(shares)
+            made |= {f"{n}/{key}": array for key, array in reduced.items()}
+        return sum(total[1:], total[0]), self.ties.summed(made)
+
+    def update(self, state: State, gradients: Arrays) -> tuple[State, Array]:
+        """The next state, and the norm of the gradient."""
+        own = [_of(gradients, stage.number) for stage in self.stages]
+        shared = self._shared(own)
+        states = self.apart(state)
+        made = [stage.updated(states[n], own[n], *shared[n]) for n, stage in enumerate(self.stages)]
+        return self.joined([one for one, _ in made]), made[0][1]
+
+    def evaluate(self, state: State, batch: Any) -> Array:
+        """The loss of a global batch; nothing changes."""
+        held = [held_of(own) for own in self.apart(state)]
+        losses, _ = self._play(held, batch, backward=False)
+        total = [
+            self.stages[0].here(stage.loss_of([one[LOSS] for one in losses[stage.number]]))
+            for stage in self.stages
+            if losses[stage.number]
+        ]
+        return sum(total[1:], total[0])
+
+    def _shared(self, own: Sequence[Arrays]) -> list[list[Any]]:
+        """What every stage is to know of the gradients of all: sums over the stages."""
+        if self.stages[0].shared is None:
+            return [[] for _ in self.stages]
+        first, *others = [stage.shared(own[stage.number]) for stage in self.stages]
+        for other in others:
+            first = jax.tree.map(lambda a, b: a + b, first, self.stages[0].here(other))
+        return [[first if not stage.number else stage.here(first)] for stage in self.stages]
+
+    def _play(
+        self, held: Sequence[State], batch: Any, backward: bool = True
+    ) -> tuple[list[list[Arrays]], dict[int, Arrays]]:
+        self.log = []
+        losses: list[list[Arrays]] = [[] for _ in self.stages]
+        gradients = {s.number: s.nothing(held[s.number]) for s in self.stages} if backward else {}
+        mail: dict[tuple[Way, bool, int], Array] = {}
+        kept: dict[tuple[int, int], Any] = {}
+        for action in self.actions:
+            n, i = action.stage, action.microbatch
+            stage, given = self.stages[n], (held[n], batch[n], i)
+            made: dict[str, Array] = {}
+            if action.kind == "F":
+                values = {way.value: mail.pop((way, False, i)) for way in self._into[n]}
+                if backward:
+                    made, lost, residual = stage.forward(*given, values)
+                    kept[n, i] = {name: values[name] for name in stage.needed}, residual
+                else:
+                    made, lost = stage.evaluated(*given, values)
+                if lost:
+                    losses[n].append(lost)
+            elif not backward:
+                continue
+            elif action.kind != "W":
+                coming: dict[str, list[Array]] = {}
+                for way in self._from[n]:
+                    if way.gradient:
+                        coming.setdefault(way.value, []).append(mail.pop((way, True, i)))
+                made, gradients[n] = stage.backward(*given, *kept.pop((n, i)), coming, gradients[n])
+            self.log.append(self._hand_on(action, made, mail))
+        return losses, gradients
+
+    def _hand_on(self, action: Action, made: Arrays, mail: dict[Any, Array]) -> Played:
+        sent = []
+        back = action.kind != "F"
+        ways = [] if action.kind == "W" else (self._into if back else self._from)[action.stage]
+        for way in ways:
+            if back and not way.gradient:
+                continue
+            target = self.stages[way.giver if back else way.reader]
+            array = made[way.value]
+            if target.stage.rank != self.stages[action.stage].stage.rank:
+                array = jax.device_put(array, target.sharding)
+                size = array.nbytes // target.mesh.size
+                sent.append((way.value, back, target.stage.rank, size))
+            mail[way, back, action.microbatch] = array
+        return Played(action, tuple(sent))
+
+
+def _of(held: Arrays, stage: int) -> dict[str, Array]:
+    head = f"{stage}/"
+    return {key[len(head) :]: array for key, array in held.items() if key.startswith(head)}

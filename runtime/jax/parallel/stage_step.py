@@ -1,0 +1,245 @@
+"""What the devices of one stage run: a microbatch forward and back, and what ends a step.
+
+What goes from one call to another, or to another stage, are the pieces of devices: an array whose
+first dim counts them. So a partial sum, or a copy on each device, travels as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from autopar.runtime.jax.parallel.gradients import own_pieces
+from autopar.runtime.jax.parallel.layout import Layout, paths_of
+from autopar.runtime.jax.parallel.part import Part
+from autopar.runtime.jax.parallel.pull_backs import PullBack
+from autopar.runtime.jax.parallel.tables import LOSS, PIPELINE, Array, Arrays, Stage, State, Value
+
+Known = dict[str, dict[str, Array]]
+"""What a pass through a stage reads: ``root`` and ``frozen``, parameters in no block as they are
+computed with; ``layers`` and ``held``, those of blocks as they are stored, with and without
+gradients; ``whole``, those whose gradients are of pieces; ``batch``; ``values``."""
+
+
+class StageStep(Part):
+    """One stage of ``model.py``: its jitted calls, ``held`` being `held_of` its state. ``again``:
+    by key, layers (-1: what is in none) that an earlier stage holds too, see `Ties`.
+
+    ``forward(held, batch, i, values)`` takes microbatch i. It gives a dict of values, a dict of the
+    loss and what is beside it, and a list of what is kept for backward.
+    ``backward(held, batch, i, values, kept, coming, so_far)`` gives the gradients of the values
+    that it took, of which it reads those ``needed``, and ``so_far`` with those of parameters.
+    ``coming``: for each value that was given, its gradients from all readers.
+    ``summed(losses, gradients)`` ends backward; ``updated`` the step.
+    """
+
+    def __init__(
+        self, number: int, stage: Stage, program: ModuleType, workload: Any, train: ModuleType
+    ) -> None:
+        super().__init__(program, workload, train, Layout.of_stage(program, stage))
+        self.number, self.stage = number, stage
+        self.mesh = part_of(self.mesh, stage.rank)
+        self.batch_specs = {n: s for n, s in program.BATCH.items() if n in stage.takes}
+        self.values: Mapping[str, Value] = program.VALUES
+        self.taken = tuple(name for name in stage.takes if name in self.values)
+        self.given_values = tuple(name for name in stage.gives if name in self.values)
+        self.pull: PullBack | None = None
+        self.needed: tuple[str, ...] = ()
+        self.loss_dtype: Any = None
+        self.again: dict[str, list[int]] = {}
+        self._compile(PartitionSpec(self.mesh.axis_names), PartitionSpec())
+
+    def _compile(self, pieces: Any, plain: Any) -> None:
+        held, batch = held_of(self.state_specs), self.batch_specs
+        reduced = self.layout.specs(cut=True)
+        given = (held, batch, plain, pieces)
+        self.forward = self.jitted(self._forward, given, (pieces, pieces, pieces))
+        self.backward = self.jitted(
+            self._backward, (*given, pieces, pieces, pieces), (pieces, pieces), donate=(6,)
+        )
+        self.evaluated = self.jitted(self._evaluated, given, (pieces, pieces))
+        self.loss_of = self.jitted(self._loss_of, (pieces,), plain)
+        self.nothing = self.jitted(self._nothing, (held,), pieces)
+        self.summed = self.jitted(self._summed, (pieces, pieces), (plain, reduced), donate=(1,))
+        tells = hasattr(self.train, "shared")
+        self.shared = self.jitted(self._shared, (reduced,), plain) if tells else None
+        self.updated = self.jitted(
+            self._updated,
+            (self.state_specs, reduced, *[plain] * tells),
+            (self.state_specs, plain),
+            donate=(0,),
+        )
+
+    @property
+    def sharding(self) -> NamedSharding:
+        """Of the pieces of its devices."""
+        return NamedSharding(self.mesh, PartitionSpec(self.mesh.axis_names))
+
+    def here(self, tree: Any) -> Any:
+        """What is whole on every device of another stage, on those of this one."""
+        return jax.device_put(tree, NamedSharding(self.mesh, PartitionSpec()), may_alias=False)
+
+    # -- on the pieces of one device -------------------------------------------------------------
+
+    def _forward(
+        self, held: State, batch: Arrays, number: Array, values: Arrays
+    ) -> tuple[Any, Any, Any]:
+        known = self._known(held, batch, number, _inside(values))
+
+        def run(trained: Any, passed: Arrays) -> tuple[Arrays, Arrays]:
+            return self._run(known, trained, passed)
+
+        outputs, pull, beside = jax.vjp(run, *self._differentiated(known), has_aux=True)
+        self.pull, kept = PullBack.of(pull, dict(paths_of(known)))
+        self.needed = tuple(name for name in self.taken if f"values.{name}" in self.pull.names)
+        values, losses = self._apart({**outputs, **beside})
+        return _outside(values), _outside(losses), _outside(kept)
+
+    def _backward(
+        self,
+        held: State,
+        batch: Arrays,
+        number: Array,
+        values: Arrays,
+        kept: Sequence[Array],
+        coming: Mapping[str, Sequence[Array]],
+        so_far: Arrays,
+    ) -> tuple[Arrays, Arrays]:
+        assert self.pull is not None, "a stage goes forward first"
+        known = self._known(held, batch, number, _inside(values))
+        gradients = {name: sum(arrays[1:], arrays[0]) for name, arrays in _inside(coming).items()}
+        if LOSS in self.stage.gives:
+            scale = held["scale"]["scale"] if "scale" in held else 1
+            gradients[LOSS] = jnp.asarray(scale, self.loss_dtype)
+        trained, passed = self.pull.function(_inside(kept), dict(paths_of(known)))(gradients)
+        _, pull = jax.vjp(lambda own: self._root(own, held["params"]), self._own_root(held))
+        own = {**trained["layers"], **pull(trained["root"])[0]}
+        if "scale" in held:
+            own = {k: (g / scale).astype(g.dtype) for k, g in own.items()}
+        return _outside(passed), _outside({k: g + own[k] for k, g in _inside(so_far).items()})
+
+    def _evaluated(
+        self, held: State, batch: Arrays, number: Array, values: Arrays
+    ) -> tuple[Arrays, Arrays]:
+        known = self._known(held, batch, number, _inside(values))
+        outputs, beside = self._run(known, *self._differentiated(known))
+        values, losses = self._apart({**outputs, **beside})
+        return _outside(values), _outside(losses)
+
+    def _nothing(self, held: State) -> Arrays:
+        """Gradients of nothing, to add to."""
+        own = self._own(held["params"])
+        return {k: jnp.zeros((1, *x.shape), x.dtype) for k, x in own.items()}
+
+    def _summed(self, losses: Sequence[Array], gradients: Arrays) -> tuple[Array, Arrays]:
+        made: tuple[Array, Arrays] = self.train.summed(self, _total(losses), _inside(gradients))
+        return made
+
+    def _loss_of(self, losses: Sequence[Array]) -> Array:
+        loss, axes = _total(losses), self.layout.data_axes
+        return lax.psum(loss, axes) if axes else loss
+
+    def _shared(self, gradients: Arrays) -> Any:
+        return self.train.shared(self, gradients)
+
+    def _updated(self, state: State, gradients: Arrays, *shared: Any) -> tuple[State, Array]:
+        made: tuple[State, Array] = self.train.update(self, state, gradients, *shared)
+        return made
+
+    # -- a pass through the stage ----------------------------------------------------------------
+
+    def _known(self, held: State, batch: Arrays, number: Array, values: Arrays) -> Known:
+        params, frozen = held["params"], held["frozen"]
+        layers, root = self._own(params), self.layout.root
+        still = {k: leaf for k, leaf in root.items() if k in frozen}
+        return {
+            "root": self._root(self._own_root(held), params),
+            "frozen": self.prepared(still, {k: frozen[k] for k in still}),
+            "layers": {k: x for k, x in layers.items() if k not in root},
+            "held": {k: x for k, x in frozen.items() if k not in root},
+            "whole": dict(params) if self.layout.pairs else {},
+            "batch": self.computing({name: entry[number] for name, entry in batch.items()}),
+            "values": dict(values),
+        }
+
+    def _own(self, params: Arrays) -> Arrays:
+        """What gradients are of."""
+        return own_pieces(self.layout, params) if self.layout.pairs else params
+
+    def _own_root(self, held: State) -> dict[str, Array]:
+        root = self.layout.root
+        return {k: x for k, x in self._own(held["params"]).items() if k in root}
+
+    def _root(self, own: Arrays, params: Arrays) -> dict[str, Array]:
+        """Trained parameters that are in no block as they are computed with."""
+        leaves = {k: self.layout.leaves[k] for k in own}
+        return self.prepared(leaves, self._paired(own, params if self.layout.pairs else {}))
+
+    def _paired(self, own: Arrays, whole: Arrays) -> dict[str, Any]:
+        leaves = self.layout.leaves
+        return {
+            k: (x, whole[k]) if k in whole and leaves[k].cut is not None else x
+            for k, x in own.items()
+        }
+
+    def _differentiated(self, known: Known) -> tuple[dict[str, dict[str, Array]], dict[str, Array]]:
+        passed = {n: x for n, x in known["values"].items() if self.values[n].gradient}
+        return {"root": known["root"], "layers": known["layers"]}, passed
+
+    def _run(
+        self, known: Known, trained: Mapping[str, Arrays], passed: Arrays
+    ) -> tuple[dict[str, Array], dict[str, Array]]:
+        """What the stage gives: with gradients, and without."""
+        arrays = {**known["held"], **self._paired(trained["layers"], known["whole"])}
+        params: dict[str, Any] = {**known["frozen"], **trained["root"]}
+        params |= {block: self.stack(block, arrays) for block in self.stage.layers}
+        taken = {**known["batch"], **known["values"], **passed}
+        made = self.stage.function(params, *[taken[name] for name in self.stage.takes])
+        made = made if isinstance(made, tuple) else (made,)
+        given = dict(zip(self.stage.gives, made, strict=True))
+        if LOSS in given:
+            self.loss_dtype = given[LOSS].dtype
+        passes = {n for n in given if n == LOSS or (n in self.values and self.values[n].gradient)}
+        return (
+            {n: x for n, x in given.items() if n in passes},
+            {n: x for n, x in given.items() if n not in passes},
+        )
+
+    def _apart(self, made: Arrays) -> tuple[dict[str, Array], dict[str, Array]]:
+        """Values, and the loss with what is beside it."""
+        return (
+            {n: made[n] for n in self.given_values},
+            {n: x for n, x in made.items() if n not in self.values},
+        )
+
+
+def part_of(mesh: Mesh, rank: int) -> Mesh:
+    """The devices of one place on ``pp``, an axis that has one device here."""
+    along = mesh.axis_names.index(PIPELINE)
+    devices = mesh.devices.take([rank], axis=along)
+    return Mesh(devices, mesh.axis_names, axis_types=mesh.axis_types)
+
+
+def held_of(state: State) -> State:
+    """What passes through a stage read of its state."""
+    return {name: state[name] for name in ("params", "frozen", "scale") if name in state}
+
+
+def _total(losses: Sequence[Array]) -> Array:
+    """The sum of shares of the loss, in at least float32; of none 0."""
+    wide = [x.astype(jnp.promote_types(x.dtype, jnp.float32)) for x in _inside(losses)]
+    return sum(wide[1:], wide[0]) if wide else jnp.zeros(())
+
+
+def _outside(tree: Any) -> Any:
+    return jax.tree.map(lambda x: x[None], tree)
+
+
+def _inside(tree: Any) -> Any:
+    return jax.tree.map(lambda x: x[0], tree)
