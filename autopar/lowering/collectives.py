@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from autopar.lowering.counts import global_counts, label_collectives
 from autopar.lowering.issued import activation_collectives
 from autopar.lowering.lowered import Lowered, stored
+from autopar.lowering.read_again import gathered_back
 from autopar.lowering.stages import StagePart, stage_parts
 from autopar.lowering.state import (
     Stored,
@@ -137,6 +138,8 @@ def pipeline_collectives(
     run = Counter(schedule.route)
     passes = {s: run[i] for i, route in enumerate(schedule.routes) for s in route}
     stored = [list(stored_parameters(part.lowered, stored_dtypes, plan.prefetch)) for part in parts]
+    if plan.framework == "jax":
+        stored = [gathered_back(part.lowered, own) for part, own in zip(parts, stored, strict=True)]
     ranks = range(len(schedule.lists))
     counts: list[Counter[_Place]] = [Counter() for _ in ranks]
     for stage, rank in enumerate(schedule.ranks):
@@ -154,6 +157,7 @@ def pipeline_collectives(
             framework=plan.framework,
             loss_bytes=0,
             reduce_dtype=plan.reduce_dtype,
+            staged=True,
         ):
             moved = entry.collective
             rows[moved.kind, moved.axis, moved.size_bytes, entry.what] += entry.count

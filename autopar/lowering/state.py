@@ -111,17 +111,20 @@ def state_collectives(
     loss_bytes: int = LOSS_BYTES,
     reduce_dtype: str | None = None,
     two_level: TwoLevel | None = None,
+    staged: bool = False,
 ) -> Iterator[StateCollective]:
     """Everything in the table above, or with ``loss_bytes`` of 0 all but `sums`.
 
     counts: how many numbers the program counts globally; ``reduce_dtype``: in which units are
-    reduced, None: as they are stored; ``two_level``: how replicas add up, None: by the library.
+    reduced, None: as they are stored; ``two_level``: how replicas add up, None: by the library;
+    ``staged``: whether they are of a stage, whose backward (JAX) gathers what it reads of the root.
     """
     mesh = mesh.trimmed()
     stored = list(parameters)
     cuts = _cuts(mesh, zero, framework)
     if cuts.split.optimizer:
-        yield from _sharded(stored, cuts, microbatches, precision, reduce_dtype)
+        again = staged and framework == "jax"
+        yield from _sharded(stored, cuts, microbatches, precision, reduce_dtype, again)
     else:
         size = sum(cuts.piece_bytes(p) for p in stored if p.trainable and not split_of(p.sharding))
         if two_level is not None:
@@ -267,7 +270,12 @@ def _cuts(mesh: Mesh, zero: int, framework: str) -> _Cuts:
 
 
 def _sharded(
-    stored: list[Stored], cuts: _Cuts, microbatches: int, precision: str, reduce_dtype: str | None
+    stored: list[Stored],
+    cuts: _Cuts,
+    microbatches: int,
+    precision: str,
+    reduce_dtype: str | None,
+    root_again: bool,
 ) -> Iterator[StateCollective]:
     units: dict[tuple[str, tuple[str, ...]], list[Stored]] = {}
     for p in stored:
@@ -287,13 +295,20 @@ def _sharded(
             "replicas": ("gradients", reduced // cuts.mesh.ways(sharing)),
         }
         once = not members[0].again and cuts.framework == "torch"
-        if not unit or once:  # the root stays whole from forward to backward
+        if not unit and root_again:
+            again = sum(
+                cuts.elements(p) * DTYPE_BYTES[cuts.gathered_dtype(p, precision)]
+                for p in members
+                if p.again
+            )
+            sizes["backward"] = ("backward", again)
+        elif not unit or once:  # the root stays whole from forward to backward
             del sizes["backward"]
         if not reduced:
             del sizes["gradients"], sizes["replicas"]
         for move in cuts.split.moves(microbatches, "+".join(sharing)):
-            if move.what in sizes and cuts.mesh.ways(move.axis.split("+")) > 1:
-                what, size = sizes[move.what]
+            what, size = sizes.get(move.what, ("", 0))
+            if size and cuts.mesh.ways(move.axis.split("+")) > 1:
                 moved = Collective(move.kind, move.axis, size)
                 yield StateCollective(f"{unit or 'root'} {what}", moved, move.count)
 

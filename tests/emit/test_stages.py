@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from autopar.emit.headings import state_held
 from autopar.emit.pytorch import emit
-from autopar.emit.schedule import schedule_file
 from autopar.emit.pytorch.stages import _class_name
+from autopar.emit.schedule import schedule_file
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Spread, Stage
 from autopar.nouns.recompute import Recompute

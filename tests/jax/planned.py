@@ -19,11 +19,17 @@ from autopar.frontends.jax.capture import capture_workload
 from autopar.lowering.collectives import Row, priced_collectives
 from autopar.nouns.plan import Plan
 from autopar.nouns.workload import Workload
+from autopar.pipeline.schedules.of_plan import schedule_of
 from autopar.planner.planning import Options, PlanResult, plan_captured
 from autopar.runtime.jax.parallel import by_name
+from autopar.runtime.jax import parallel
 from autopar.runtime.jax.programs import run_program, step_alone
+from autopar.runtime.jax.staged import Pipeline, pipeline_of
+from autopar.runtime.shared import program_module
+from autopar.runtime.shared.imported import importable
 from autopar.runtime.verify.jax import counting
 from autopar.runtime.verify.jax import verify as jax_verify
+from autopar.runtime.verify.jax.staged import out_of_order
 from autopar.runtime.verify.verified import Errors
 from tests.jax import models
 
@@ -67,7 +73,11 @@ class Made:
     workload: Workload
     captured: Captured
     planned: PlanResult
-    text: str
+    files: Mapping[str, str]
+
+    @property
+    def text(self) -> str:
+        return self.files["model.py"]
 
     @property
     def plan(self) -> Plan:
@@ -85,6 +95,13 @@ class Made:
         """Everything that moves is a float of the program's precision."""
         return [replace(row, size_bytes=2 * row.size_bytes) for row in self.priced()]
 
+    def staged(self) -> Pipeline:
+        """The pipeline of the program, in float64."""
+        with importable("parallel", parallel):
+            train = program_module.run_program(self.files["train.py"])
+        lists = self.files["schedule.txt"]
+        return pipeline_of(self.program("float64"), self.workload, train, lists)
+
     def exact(self) -> tuple[Errors, list[Row]]:
         """Two steps in float64 against the reference, and the collectives of a step in float64."""
         assert self.workload.init is not None
@@ -100,10 +117,16 @@ class Made:
             if right is None or options != self.options:
                 right = jax_verify.reference(self.workload, tree, batches, self.captured.stacks)
                 _references[key] = (self.options, right)
-            step = step_alone(self.program("float64"), self.workload)
-            function = jax_verify.compiled(step, step.watched, given[0], wide=True)
             named = by_name(paths_of(wide), self.captured.stacks)
             named |= jax_verify.wide_constants(self.captured)
+            if len(self.plan.stages) > 1:
+                pipeline = self.staged()
+                record = jax_verify.run(pipeline, named, given, right)
+                moved = jax_verify.issued_collectives(pipeline, given[0], parameters=named)
+                assert not out_of_order(pipeline, schedule_of(self.plan).lists)
+                return jax_verify.errors(record, right), moved
+            step = step_alone(self.program("float64"), self.workload)
+            function = jax_verify.compiled(step, step.watched, given[0], wide=True)
             record = jax_verify.run(step, named, given, right, function)
             moved = counting.collectives(function.as_text(), step.layout.mesh)
         return jax_verify.errors(record, right), moved
@@ -135,8 +158,8 @@ def made_of(
     captured = capture_workload(given)
     how = Options(replicated=whole)
     planned = plan_captured(captured, given, cluster(), "models.py:model", fix, how)
-    text = emit(planned.lowered, planned.plan, captured)["model.py"]
-    return Made(name, options, given, captured, planned, text)
+    files = emit(planned.lowered, planned.plan, captured)
+    return Made(name, options, given, captured, planned, files)
 
 
 @functools.cache

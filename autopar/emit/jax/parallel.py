@@ -10,6 +10,7 @@ import ast
 import functools
 import re
 import textwrap
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,6 +114,9 @@ def _sources() -> Sources:
             if isinstance(node, ast.Import | ast.ImportFrom):
                 imports |= dict(_imports(node))
         pieces += _pieces(name, text, tree)
+    made = Counter(name for piece in pieces for name in piece.makes)
+    twice = sorted(name for name, count in made.items() if count > 1)
+    assert not twice, f"several modules of one file make {', '.join(twice)}"
     return Sources(tuple(pieces), imports, headings)
 
 

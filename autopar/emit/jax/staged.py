@@ -8,7 +8,10 @@ from autopar.emit.text import Lines
 
 def sums(how: How, lines: Lines) -> None:
     """Adds the sums of loss and gradients over devices."""
-    if how.data:
+    if how.data and how.staged:
+        lines.add("if LOSS in step.stage.gives:")
+        lines.lines.append(f"        loss = lax.psum(loss, {axes_text(how.data)})")
+    elif how.data:
         lines.add(f"loss = lax.psum(loss, {axes_text(how.data)})")
     own = f"lax.psum(g, {axes_text(how.data)})" if how.data else "g"
     if how.differs:
@@ -21,13 +24,9 @@ def sums(how: How, lines: Lines) -> None:
 def summed(how: How) -> list[str]:
     """The function behind the last backward of a stage."""
     lines = Lines(4)
-    lines.add(
-        '"""On a device of a stage, behind its last backward: what all devices have of the loss and '
-    )
-    lines.lines[-1] = (
-        '    """On a device of a stage, behind its last backward: sums over all devices."""'
-    )
-    lines.add(f"# forwards and backwards were as schedule.txt orders them ({how.schedule})")
+    lines.add('"""On a device of a stage: its loss and its pieces of the gradients of a step."""')
+    lines.add(f"# forwards and backwards were as schedule.txt orders them ({how.schedule});")
+    lines.add("# what each stage is, takes and gives stands in model.py")
     sums(how, lines)
     lines.add("return loss, gradients")
     head = Lines(0)

@@ -16,7 +16,7 @@ from autopar.nouns.axes import PIPELINE, SAMPLES, SHARD
 
 FILE = "train.py"
 RUNTIME = (
-    "Array Arrays Held Layout Leaf OutputKinds Part Pipeline SCALE_SPECS StageStep State Step "
+    "Array Arrays Held LOSS Layout Leaf OutputKinds Part Pipeline SCALE_SPECS StageStep State Step "
     "batch_of clipped first_scale "
     "gathered initial_parameters join_pieces make_mesh next_scale norm_of optimizer_step "
     "overflowed own_pieces read_constants read_draws read_workload reducing restore save "

@@ -66,6 +66,7 @@ from autopar.runtime.jax.parallel.tables import (
     BF16,
     FP16,
     FP32,
+    LOSS,
     Array,
     Arrays,
     Block,
@@ -78,13 +79,14 @@ from autopar.runtime.jax.parallel.tables import (
 from autopar.runtime.jax.parallel.units import gathered, reducing
 
 __all__ = [
-    "BF16", "FP16", "FP32", "SCALE_SPECS", "SLOTS", "Array", "Arrays", "Block", "Held",
-    "Layout", "Leaf", "MissingParameters", "OutputKinds", "Outputs", "Parameter", "Part", "Pipeline", "Settings",
-    "Stack", "Stage", "StageStep", "State", "Step", "Value", "all_reduce", "all_to_all", "attention", "batch_of", "by_name",
-    "clamp", "clipped", "conv", "copy_to", "cross_entropy", "derivative", "embedding",
-    "first_scale", "gather", "gathered", "held_of", "initial_parameters", "join_pieces", "keep_first",
-    "layer", "layer_norm", "layers", "linear", "make_mesh", "next_scale", "norm_of",
-    "optimizer_step", "overflowed", "own_pieces", "pad", "paths_of", "placed", "put",
-    "read_constants", "read_draws", "read_workload", "reduce_scatter", "reducing", "restore",
-    "rms_norm", "save", "scaled_norm", "scatter", "see_devices", "settled", "shard", "squares_of", "whole",
+    "BF16", "FP16", "FP32", "LOSS", "SCALE_SPECS", "SLOTS", "Array", "Arrays", "Block", "Held",
+    "Layout", "Leaf", "MissingParameters", "OutputKinds", "Outputs", "Parameter", "Part",
+    "Pipeline", "Settings", "Stack", "Stage", "StageStep", "State", "Step", "Value",
+    "all_reduce", "all_to_all", "attention", "batch_of", "by_name", "clamp", "clipped", "conv",
+    "copy_to", "cross_entropy", "derivative", "embedding", "first_scale", "gather", "gathered",
+    "held_of", "initial_parameters", "join_pieces", "keep_first", "layer", "layer_norm",
+    "layers", "linear", "make_mesh", "next_scale", "norm_of", "optimizer_step", "overflowed",
+    "own_pieces", "pad", "paths_of", "placed", "put", "read_constants", "read_draws",
+    "read_workload", "reduce_scatter", "reducing", "restore", "rms_norm", "save", "scaled_norm",
+    "scatter", "see_devices", "settled", "shard", "squares_of", "whole",
 ]  # fmt: skip

@@ -36,9 +36,10 @@ def squares_of(
 
 
 def _left(gradient: Array, again: Sequence[int]) -> Array:
-    if -1 in again:
-        return jnp.zeros((), gradient.dtype)
-    return jnp.delete(gradient, jnp.array(again), axis=0) if again else gradient
+    if not again:
+        return gradient
+    left = [] if -1 in again else [i for i in range(len(gradient)) if i not in again]
+    return gradient[jnp.array(left)] if left else jnp.zeros((), gradient.dtype)
 
 
 def clipped(gradients: Arrays, norm: Array, largest: float) -> Arrays:

@@ -87,7 +87,7 @@ class Pipeline:
                 if slot in ("step", "scale"):
                     made[slot] = stage.here(held) if stage.number else held
                 else:
-                    made[slot] = _of(held, stage.number)
+                    made[slot] = _own_part(held, stage.number)
             own.append(made)
         return own
 
@@ -122,7 +122,7 @@ class Pipeline:
 
     def update(self, state: State, gradients: Arrays) -> tuple[State, Array]:
         """The next state, and the norm of the gradient."""
-        own = [_of(gradients, stage.number) for stage in self.stages]
+        own = [_own_part(gradients, stage.number) for stage in self.stages]
         shared = self._shared(own)
         states = self.apart(state)
         made = [stage.updated(states[n], own[n], *shared[n]) for n, stage in enumerate(self.stages)]
@@ -197,6 +197,6 @@ class Pipeline:
         return Played(action, tuple(sent))
 
 
-def _of(held: Arrays, stage: int) -> dict[str, Array]:
+def _own_part(held: Arrays, stage: int) -> dict[str, Array]:
     head = f"{stage}/"
     return {key[len(head) :]: array for key, array in held.items() if key.startswith(head)}

@@ -21,7 +21,7 @@ from autopar.runtime.jax.parallel.part import Part
 from autopar.runtime.jax.parallel.pull_backs import PullBack
 from autopar.runtime.jax.parallel.tables import LOSS, PIPELINE, Array, Arrays, Stage, State, Value
 
-Known = dict[str, dict[str, Array]]
+Reads = dict[str, dict[str, Array]]
 """What a pass through a stage reads: ``root`` and ``frozen``, parameters in no block as they are
 computed with; ``layers`` and ``held``, those of blocks as they are stored, with and without
 gradients; ``whole``, those whose gradients are of pieces; ``batch``; ``values``."""
@@ -66,7 +66,7 @@ class StageStep(Part):
         self.evaluated = self.jitted(self._evaluated, given, (pieces, pieces))
         self.loss_of = self.jitted(self._loss_of, (pieces,), plain)
         self.nothing = self.jitted(self._nothing, (held,), pieces)
-        self.summed = self.jitted(self._summed, (pieces, pieces), (plain, reduced), donate=(1,))
+        self.summed = self.jitted(self._summed, (pieces, pieces), (plain, reduced))
         tells = hasattr(self.train, "shared")
         self.shared = self.jitted(self._shared, (reduced,), plain) if tells else None
         self.updated = self.jitted(
@@ -154,7 +154,7 @@ class StageStep(Part):
 
     # -- a pass through the stage ----------------------------------------------------------------
 
-    def _known(self, held: State, batch: Arrays, number: Array, values: Arrays) -> Known:
+    def _known(self, held: State, batch: Arrays, number: Array, values: Arrays) -> Reads:
         params, frozen = held["params"], held["frozen"]
         layers, root = self._own(params), self.layout.root
         still = {k: leaf for k, leaf in root.items() if k in frozen}
@@ -188,12 +188,12 @@ class StageStep(Part):
             for k, x in own.items()
         }
 
-    def _differentiated(self, known: Known) -> tuple[dict[str, dict[str, Array]], dict[str, Array]]:
+    def _differentiated(self, known: Reads) -> tuple[dict[str, dict[str, Array]], dict[str, Array]]:
         passed = {n: x for n, x in known["values"].items() if self.values[n].gradient}
         return {"root": known["root"], "layers": known["layers"]}, passed
 
     def _run(
-        self, known: Known, trained: Mapping[str, Arrays], passed: Arrays
+        self, known: Reads, trained: Mapping[str, Arrays], passed: Arrays
     ) -> tuple[dict[str, Array], dict[str, Array]]:
         """What the stage gives: with gradients, and without."""
         arrays = {**known["held"], **self._paired(trained["layers"], known["whole"])}

@@ -54,7 +54,7 @@ class Ties:
                 by_rank.setdefault(self.stages[place.stage].stage.rank, []).append(place)
             sums = []
             for own in by_rank.values():
-                first, *others = [_of(made, place) for place in own]
+                first, *others = [_gradient_at(made, place) for place in own]
                 sums.append(sum(others, first))
             if len(sums) > 1:
                 size = sums[0].addressable_shards[0].data.nbytes
@@ -62,7 +62,7 @@ class Ties:
                 sums = self._joint(tuple(by_rank)).summed(sums)
             for own, total in zip(by_rank.values(), sums, strict=True):
                 for place in own:
-                    _put(made, place, total)
+                    _put_at(made, place, total)
         return made
 
     def _joint(self, ranks: tuple[int, ...]) -> Joint:
@@ -72,11 +72,11 @@ class Ties:
         return self._joints[ranks]
 
 
-def _of(gradients: Arrays, place: Holding) -> Array:
+def _gradient_at(gradients: Arrays, place: Holding) -> Array:
     array = gradients[f"{place.stage}/{place.key}"]
     return array if place.layer < 0 else array[place.layer]
 
 
-def _put(gradients: dict[str, Array], place: Holding, total: Array) -> None:
+def _put_at(gradients: dict[str, Array], place: Holding, total: Array) -> None:
     key = f"{place.stage}/{place.key}"
     gradients[key] = total if place.layer < 0 else gradients[key].at[place.layer].set(total)
