@@ -16,6 +16,7 @@ from autopar.frontends.jax import is_key, paths_of
 from autopar.runtime.jax.checkpoint import Piece, Whole, layers_of, pieces_of
 from autopar.runtime.jax.own_optimizer import OwnOptimizer
 from autopar.runtime.jax.parallel import State, placed, put
+from autopar.runtime.jax.staged import Pipeline
 from autopar.runtime.jax.step import Step
 
 _OWN = "optimizer"
@@ -26,7 +27,7 @@ _OWN = "optimizer"
 class SavedState:
     """The state of ``step``, and of an ``optimizer`` of the user's own beside it."""
 
-    step: Step
+    step: Step | Pipeline
     optimizer: OwnOptimizer | None
 
     def shapes(self, state: State, opt: Any) -> dict[str, Any]:
@@ -56,13 +57,11 @@ class SavedState:
             head = f"{slot}/"
             own = {n[len(head) :]: a for n, a in arrays.items() if n.startswith(head)}
             made[slot] = self.step.layout.gather_names(own)
-        every = self.step.state_specs if self.optimizer is None else self.step.held_specs
-        specs = placed(self.step.mesh, {name: every[name] for name in made})
         if self.optimizer is not None:
             leaves = [_as(arrays[f"{_OWN}/{path}"], known) for path, known in paths_of(opt)]
             given = jax.tree.unflatten(jax.tree.structure(opt), leaves)
             opt = put(given, placed(self.step.mesh, self.optimizer.specs))
-        return {**put(made, specs), "frozen": state["frozen"]}, opt
+        return {**self.step.put_state(made), "frozen": state["frozen"]}, opt
 
     def _own(self, opt: Any) -> Iterator[tuple[str, Any]]:
         if self.optimizer is not None:

@@ -48,6 +48,15 @@ class StagedAdditions(Core):
         """Parameters by the keys of `layout` as a state holds them, in memory of their own."""
         return self._placed(arrays, {s.number: s.state_specs["params"] for s in self.stages})
 
+    def put_state(self, made: Mapping[str, Any]) -> State:
+        """Slots and counters of a state, whole arrays, as it holds them."""
+        return {
+            name: self.stages[0].here(held)
+            if name in ("step", "scale")
+            else self._placed(held, {s.number: s.state_specs[name] for s in self.stages})
+            for name, held in made.items()
+        }
+
     def state_of(self, params: Arrays, constants: Arrays = MappingProxyType({})) -> State:
         """The state before the first step, from parameters that lie as it holds them."""
         own = []

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec
 
 from autopar.nouns.workload import Workload
 from autopar.runtime.jax import parallel
-from autopar.runtime.jax.parallel import Array, Arrays, OutputKinds, Outputs, State, placed
+from autopar.runtime.jax.parallel import Array, Arrays, OutputKinds, Outputs, State, placed, put
 from autopar.runtime.jax.processes import owned
 
 if TYPE_CHECKING:
@@ -58,6 +58,12 @@ class Additions(Core):
         """As the program's own, but that ``arrays`` stay the caller's: steps write over a state."""
         made: dict[str, Array] = owned(arrays, shardings)
         return made
+
+    def put_state(self, made: Mapping[str, Any]) -> State:
+        """Slots and counters of a state, whole arrays, as it holds them."""
+        known = {name: self.state_specs[name] for name in made}
+        state: State = put(dict(made), placed(self.mesh, known))
+        return state
 
     def state_of(self, params: Arrays, constants: Arrays = MappingProxyType({})) -> State:
         """The state before the first step, from parameters that lie as it holds them."""

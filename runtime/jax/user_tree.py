@@ -8,11 +8,10 @@ from functools import cached_property
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from autopar.frontends.jax import paths_of
-from autopar.runtime.jax.parallel import Layout, Leaf, by_name
+from autopar.runtime.jax.parallel import Layout, Leaf, by_name, stacked
 from autopar.runtime.shared.settings import ProgramError
 
 Tree = Any  # the user's, of arrays
@@ -98,7 +97,7 @@ class UserTree:
         leaf, _ = self._places[names[0]]
         if leaf.names == tuple(names):
             return state[leaf.key]
-        return jnp.stack([self._one(name, state) for name in names])
+        return stacked([self._one(name, state) for name in names])
 
     def _one(self, name: str, state: Arrays) -> Any:
         leaf, i = self._places[name]

@@ -29,7 +29,15 @@ from autopar.runtime.jax.parallel.gradients import (
     squares_of,
 )
 from autopar.runtime.jax.parallel.kept import restore, save
-from autopar.runtime.jax.parallel.layout import Layout, Leaf, MissingParameters, by_name, paths_of
+from autopar.runtime.jax.parallel.layout import (
+    Layout,
+    Leaf,
+    MissingParameters,
+    by_name,
+    paths_of,
+    stacked,
+    stacked,
+)
 from autopar.runtime.jax.parallel.loss_scale import (
     SCALE_SPECS,
     first_scale,
@@ -88,5 +96,5 @@ __all__ = [
     "layers", "linear", "make_mesh", "next_scale", "norm_of", "optimizer_step", "overflowed",
     "own_pieces", "pad", "paths_of", "placed", "put", "read_constants", "read_draws",
     "read_workload", "reduce_scatter", "reducing", "restore", "rms_norm", "save", "scaled_norm",
-    "scatter", "see_devices", "settled", "shard", "squares_of", "whole",
+    "scatter", "see_devices", "settled", "shard", "squares_of", "stacked", "whole",
 ]  # fmt: skip

@@ -200,7 +200,7 @@ class Layout:
                 "parameters do not have: plan the model again"
             )
         return {
-            key: _stacked([named[n] for n in leaf.names]) if leaf.layers else named[leaf.name]
+            key: stacked([named[n] for n in leaf.names]) if leaf.layers else named[leaf.name]
             for key, leaf in leaves.items()
         }
 
@@ -236,7 +236,8 @@ def by_name(
     return named
 
 
-def _stacked(layers: Sequence[Any]) -> Any:
+def stacked(layers: Sequence[Any]) -> Any:
+    """Arrays of one shape along a new first dim."""
     own = all(isinstance(layer, np.ndarray) for layer in layers)  # and then nothing is compiled
     return np.stack(layers) if own else jnp.stack(layers)
 

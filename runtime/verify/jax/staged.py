@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
-
-import jax
 
 from autopar.lowering.collectives import Row
 from autopar.nouns.axes import PIPELINE
 from autopar.pipeline.actions import Action, Lists
-from autopar.runtime.jax.parallel import StageStep, State, held_of
+from autopar.runtime.jax.calls import Call, Calls
+from autopar.runtime.jax.parallel import State
 from autopar.runtime.jax.staged import Pipeline
 from autopar.runtime.verify.jax import counting
 
@@ -26,13 +25,13 @@ def issued(
     every: Counter[tuple[str, str, int, str, int]] = Counter()
     played = Counter((one.action.stage, one.action.kind) for one in step.log)
     own = step.apart(state)
-    shapes = _Shapes(step, own, batch)
+    calls = Calls(step, own, batch)
     for stage in step.stages:
         rank = stage.stage.rank
-        for function, given, times in shapes.calls(stage, played):
-            text = _compiled(function, given, options)
+        for call in calls.of(stage, played):
+            text = _compiled(call, options)
             for row in counting.collectives(text, stage.layout.mesh):
-                every[row.kind, row.axis, row.size_bytes, row.what, rank] += times * row.count
+                every[row.kind, row.axis, row.size_bytes, row.what, rank] += call.times * row.count
     for one in step.log:
         source = step.stages[one.action.stage].stage.rank
         for name, back, target, size in one.sent:
@@ -64,49 +63,8 @@ def out_of_order(step: Pipeline, lists: Lists) -> list[str]:
     ]
 
 
-def _compiled(function: Any, given: Sequence[Any], options: Mapping[str, str] | None) -> str:
-    lowered = function.lower(*given)
+def _compiled(call: Call, options: Mapping[str, str] | None) -> str:
+    lowered = call.function.lower(*call.given)
     counting.mark_asked_dtypes(lowered.compiler_ir("stablehlo").operation)
     compiled = lowered.compile(compiler_options=None if options is None else dict(options))
     return str(compiled.as_text())
-
-
-class _Shapes:
-    """What the calls of all stages are given, as shapes: followed from stage to stage."""
-
-    def __init__(self, step: Pipeline, own: Sequence[State], batch: Any) -> None:
-        self.step, self.own, self.batch = step, own, batch
-        self.values: dict[str, Any] = {}
-        self.kept: dict[int, Any] = {}
-        for stage in step.stages:
-            values, losses, kept = jax.eval_shape(stage.forward, *self._given(stage))
-            self.values |= values
-            self.kept[stage.number] = losses, kept
-
-    def _given(self, stage: StageStep) -> tuple[Any, ...]:
-        n = stage.number
-        values = {name: self.values[name] for name in stage.taken}
-        return held_of(self.own[n]), self.batch[n], 0, values
-
-    def calls(
-        self, stage: StageStep, played: Mapping[tuple[int, str], int]
-    ) -> Iterator[tuple[Any, tuple[Any, ...], int]]:
-        """(function, what it is given, how often it is called in a step)."""
-        n, own = stage.number, self.own[stage.number]
-        held, batch, i, values = self._given(stage)
-        losses, kept = self.kept[n]
-        runs = played[n, "F"]
-        gradients = jax.eval_shape(stage.nothing, held)
-        needed = {name: values[name] for name in stage.needed}
-        readers = Counter(way.value for way in self.step.ways if way.giver == n and way.gradient)
-        coming = {name: [self.values[name]] * count for name, count in readers.items()}
-        yield stage.forward, (held, batch, i, values), runs
-        yield stage.backward, (held, batch, i, needed, kept, coming, gradients), runs
-        shares = [losses["loss"]] * runs if "loss" in losses else []
-        yield stage.summed, (shares, gradients), 1
-        _, reduced = jax.eval_shape(stage.summed, shares, gradients)
-        shared: tuple[Any, ...] = ()
-        if stage.shared is not None:
-            yield stage.shared, (reduced,), 1
-            shared = (jax.eval_shape(stage.shared, reduced),)
-        yield stage.updated, (own, reduced, *shared), 1

@@ -1,0 +1,100 @@
+"""The trainer of a JAX program of several stages, whose arrays lie on the devices of each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from autopar.frontends.jax import paths_of
+from autopar.runtime.jax.frozen import held_by, joined, without
+from autopar.runtime.jax.own_optimizer import OwnOptimizer
+from autopar.runtime.jax.parallel import by_name
+from autopar.runtime.jax.staged import Pipeline
+from autopar.runtime.jax.staged_memory import peak_bytes
+from autopar.runtime.jax.trainer import Trainer
+from autopar.runtime.jax.user_tree import Tree, UserTree
+from autopar.runtime.shared.planned_batch import OtherBatch
+from autopar.runtime.shared.settings import ProgramError
+
+_ONE_STAGE = "plan with --fix pp=1 for a program of one stage, or leave the step to the plan"
+
+
+@dataclass(slots=True)
+class StagedTrainer(Trainer):
+    """As `Trainer`. ``params`` are arrays of numpy in the host's memory, since no device has all
+    of them."""
+
+    compiled: Any  # a Pipeline
+    _last: Any = None
+    """The batch of the last step, cut."""
+
+    def step(self, batch: Mapping[str, Any]) -> Any:
+        """See `Trainer.step`."""
+        self._between()
+        self._last = self.batches.cut(batch)
+        self.state, loss, self.gradient_norm, *_ = self.compiled.step(self.state, self._last)
+        return loss
+
+    def value_and_grad(self, batch: Mapping[str, Any]) -> tuple[Any, Tree]:
+        """Raises `ProgramError`: no device has all gradients of a pipeline."""
+        raise self._refused("value_and_grad: the gradients of a pipeline")
+
+    def update(self, gradients: Tree) -> Any:
+        """Raises `ProgramError`, as `value_and_grad`."""
+        raise self._refused("update: the gradients of a pipeline")
+
+    def step_by(self, optimizer: OwnOptimizer) -> None:
+        """Raises `ProgramError`, as `value_and_grad`."""
+        raise self._refused("load(optimizer=...): the parameters of a pipeline")
+
+    def _refused(self, what: str) -> ProgramError:
+        places = len(self.compiled.stages)
+        return ProgramError(f"{what} lie on the devices of {places} stages; {_ONE_STAGE}")
+
+    def evaluate(self, batch: Mapping[str, Any]) -> Any:
+        """The loss of a global batch of the planned size, forward through all stages; nothing
+        changes. Raises `OtherBatch` for one of another size."""
+        cut = self.batches.cut_if_planned(batch)
+        if cut is None:
+            sizes = ", ".join(f"{e.name} {list(e.shape)}" for e in self.batches.data)
+            raise OtherBatch(
+                f"evaluate: a pipeline takes batches as they were planned, {sizes}; give one of "
+                f"that size, or {_ONE_STAGE}"
+            )
+        return self.compiled.evaluate(self.state, cut)
+
+    @property
+    def params(self) -> Tree:
+        """The parameters as the tree that the loss takes, copied into the host's memory. It may be
+        set, but for what is frozen."""
+        trained = self._tree.tree(jax.tree.map(np.array, self.state["params"]))
+        if self.frozen is None:
+            return trained
+        held = held_by(self.compiled, self.state["frozen"], self.frozen)
+        return joined(trained, jax.tree.map(np.array, held))
+
+    @params.setter
+    def params(self, tree: Tree) -> None:
+        if self.frozen is not None:
+            tree = without(tree, self.frozen)
+        self._tree.check(tree, "the tree of parameters")
+        self.state = {**self.state, "params": stored(self.compiled, self._tree, tree)}
+
+    @property
+    def peak_memory_bytes(self) -> int:
+        """What a step takes on the device that holds most, see `staged_memory`; 0 before the first
+        one."""
+        if self._last is None:
+            return 0
+        return peak_bytes(self.compiled, self.state, self._last)
+
+
+def stored(step: Pipeline, tree: UserTree, given: Tree) -> dict[str, Any]:
+    """See `autopar.runtime.jax.trainer.stored`."""
+    dtypes = {path: leaf.dtype for path, leaf in paths_of(tree.shapes)}
+    arrays = ((path, np.asarray(leaf).astype(dtypes[path])) for path, leaf in paths_of(given))
+    return step.stored(step.layout.gather_names(by_name(arrays, tree.stacks)))
