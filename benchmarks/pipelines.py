@@ -3,7 +3,7 @@
 In float64, with the messages and collectives of every rank compared with what was priced.
 
     python -m benchmarks.pipelines [--models examples/02_gpt.py,examples/06_unet.py]
-                                   [--ranks 4] [--keep DIR] [--json]
+                                   [--framework jax] [--ranks 4] [--keep DIR] [--json]
 
 With ``--ranks 8`` every schedule runs over four pipeline ranks times two of tensor or data
 parallelism. Each model is deep enough for each; one that cannot be is a row with the reason.
@@ -13,15 +13,18 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from pathlib import Path
 
+from autopar.nouns.recompute import policies
 from autopar.pipeline.schedules.table import SCHEDULES
 from benchmarks.figures import Target, show
 from benchmarks.zoo import LIMIT, check, right
 
 DEEP = "benchmarks/pipelined_models.py"
 MODELS = ("examples/02_gpt.py", f"{DEEP}:llama", f"{DEEP}:t5", "examples/06_unet.py")
+JAX = "benchmarks/jax_pipelined_models.py"
+JAX_MODELS = (f"{JAX}:gpt", f"{JAX}:llama", f"{JAX}:t5", f"{JAX}:unet")
 CLUSTER = Path("examples/clusters/cpu_4.yaml")
 STATE: Mapping[str, Mapping[str, str]] = {
     "1f1b x shard, ZeRO 1": {"schedule": "1f1b", "dp_shard": "2", "zero": "1"},
@@ -38,8 +41,8 @@ STATE: Mapping[str, Mapping[str, str]] = {
 }
 
 
-def plans(ranks: int) -> dict[str, dict[str, str]]:
-    """Layouts by name."""
+def plans(ranks: int, known: Container[str]) -> dict[str, dict[str, str]]:
+    """Layouts by name, with recomputation that is ``known``."""
     pp = 4
     small = {"pp": str(ranks // 2)}
     if ranks == 4:
@@ -50,12 +53,14 @@ def plans(ranks: int) -> dict[str, dict[str, str]]:
             for name in SCHEDULES
             for axis in ("tp", "dp_replicate")
         }
-    return fixes | {name: {**small, **fix} for name, fix in STATE.items()}
+    may = {n: fix for n, fix in STATE.items() if fix.get("recompute", "none") in known}
+    return fixes | {name: {**small, **fix} for name, fix in may.items()}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--framework", default="torch", choices=("torch", "jax"))
+    parser.add_argument("--models", help="in place of those of the framework")
     parser.add_argument("--ranks", type=int, default=4, choices=(4, 8))
     parser.add_argument("--keep", type=Path, help="where plans and programs stay")
     parser.add_argument("--json", action="store_true")
@@ -69,8 +74,10 @@ def main() -> None:
         for word in ("{} processes", "count: {}", "span: {}"):
             text = text.replace(word.format(4), word.format(given.ranks))
         cluster.write_text(text)
-        for model in given.models.split(","):
-            for row in check(model, home / Path(model).name, plans(given.ranks), str(cluster)):
+        models = JAX_MODELS if given.framework == "jax" else MODELS
+        layouts = plans(given.ranks, policies(given.framework))
+        for model in given.models.split(",") if given.models else models:
+            for row in check(model, home / Path(model).name, layouts, str(cluster)):
                 rows.append(row)
                 outcome = "right" if right(row) else row["reason"] or "WRONG"
                 print(f"{row['family']}: {row['plan']}: {outcome}", flush=True)

@@ -125,10 +125,11 @@ class PipelinePrices:
     def splits_backward(self) -> bool:
         """Whether I leaves the gradients of weights to W. Where a stage recomputes, or gathers its
         parameters for each pass, I does all of backward: in two parts it would do that twice; and
-        a compiled backward is one function."""
+        a backward that `torch.compile` made is one function."""
         if self.state.trainer is not None:
             return True
-        whole = self.state.split.parameters or self.model.prices.fusion is not ALONE
+        compiled = self.model.prices.fusion is not ALONE and self.model.framework != "jax"
+        whole = self.state.split.parameters or compiled
         return not (self.recompute.runs_again or whole)
 
     def time(self, first: int, end: int) -> StageTime:

@@ -19,7 +19,7 @@ from benchmarks.jax_zoo_models.frame import SAMPLES, Parts, classes, drawn, kind
 
 
 @kind("T5", "plain JAX", "github.com/google-research/t5x, examples/t5/layers.py")
-def t5():
+def t5(layers=LAYERS):
     """Encoder and decoder, relative buckets, unscaled products, tied head divided by the root."""
     buckets, farthest = 8, 16
 
@@ -104,8 +104,8 @@ def t5():
         "shared": (V, C),
         "encoder_bias": (H, buckets),
         "decoder_bias": (H, buckets),
-        "encoder": [block] * LAYERS,
-        "decoder": [{**block, "cross": attention, "norm3": (C,)}] * LAYERS,
+        "encoder": [block] * layers,
+        "decoder": [{**block, "cross": attention, "norm3": (C,)}] * layers,
         "encoder_norm": (C,),
         "decoder_norm": (C,),
     }

@@ -56,9 +56,15 @@ class Calls:
         readers = Counter(way.value for way in self.step.ways if way.giver == n and way.gradient)
         coming = {name: [self.values[name]] * count for name, count in readers.items()}
         yield Call("forward", stage.forward, (held, batch, i, values), runs)
-        yield Call(
-            "backward", stage.backward, (held, batch, i, needed, kept, coming, gradients), runs
-        )
+        back = held, batch, i, needed, kept
+        whole = runs - (played[n, "I"] if stage.splits else 0)
+        if whole:
+            yield Call("backward", stage.backward, (*back, coming, gradients), whole)
+        if whole < runs:
+            _, later = jax.eval_shape(stage.backward_input, *back, coming)
+            yield Call("backward_input", stage.backward_input, (*back, coming), runs - whole)
+            given = *back, later, gradients
+            yield Call("backward_weight", stage.backward_weight, given, runs - whole)
         shares = [losses[LOSS]] * runs if LOSS in losses else []
         yield Call("summed", stage.summed, (shares, gradients), 1)
         _, reduced = jax.eval_shape(stage.summed, shares, gradients)

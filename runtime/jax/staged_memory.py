@@ -17,6 +17,8 @@ from autopar.runtime.jax.calls import Call, Calls
 from autopar.runtime.jax.parallel import State
 from autopar.runtime.jax.staged import Pipeline
 
+_CALLED = {"F": "forward", "B": "backward", "I": "backward_input", "W": "backward_weight"}
+
 
 def peak_bytes(step: Pipeline, state: State, batch: Any) -> int:
     """Behind a step, which has compiled all calls."""
@@ -34,24 +36,26 @@ def peaks(step: Pipeline, state: State, batch: Any) -> list[int]:
     for place in places:
         here = [stage for stage in step.stages if stage.stage.rank == place]
         base = sum(on_one(jax.tree.leaves((own[s.number], batch[s.number]))) for s in here)
-        gradients = {
-            s.number: _shapes_bytes(by_name[s.number]["backward"].given[6], s.mesh.size)
-            for s in here
-        }
-        kept = {
-            s.number: _shapes_bytes(by_name[s.number]["backward"].given[3:5], s.mesh.size)
-            for s in here
-        }
+        gradients, change = 0, dict[tuple[int, str], int]()
+        for stage in here:
+            n, known = stage.number, by_name[stage.number]
+            back = known.get("backward") or known["backward_weight"]
+            gradients += _shapes_bytes(back.given[-1], stage.mesh.size)
+            kept = _shapes_bytes(back.given[3:5], stage.mesh.size)
+            change |= {(n, "F"): kept, (n, "B"): -kept, (n, "I"): -kept, (n, "W"): 0}
+            if "backward_weight" in known:
+                later = _shapes_bytes(known["backward_weight"].given[5], stage.mesh.size)
+                change |= {(n, "I"): later, (n, "W"): -kept - later}
         held, most = 0, 0
         for one in step.log:
             n, kind = one.action.stage, one.action.kind
-            if n not in gradients or kind == "W":
+            name = _CALLED[kind] if _CALLED[kind] in by_name[n] else "backward"
+            if (n, kind) not in change or (kind == "W" and name == "backward"):
                 continue
-            name = "forward" if kind == "F" else "backward"
             most = max(most, held + _beside(by_name[n][name]))
-            held += kept[n] if kind == "F" else -kept[n]
+            held += change[n, kind]
         ends = max(_beside(by_name[s.number][name]) for s in here for name in ("summed", "updated"))
-        made.append(base + sum(gradients.values()) + max(most, ends))
+        made.append(base + gradients + max(most, ends))
     return made
 
 

@@ -21,8 +21,8 @@ FILE = "parallel.py"
 NAME = "parallel"
 MODULES = (
     "tables", "collectives", "attention_rows", "ops", "blocks", "layout", "units", "gradients",
-    "optimizer", "loss_scale", "outputs", "placing", "part", "step", "pull_backs", "stage_step",
-    "joint", "ties", "actions", "pipeline", "start", "kept",
+    "optimizer", "loss_scale", "outputs", "placing", "part", "step", "pull_backs", "halves",
+    "stage_step", "joint", "ties", "actions", "pipeline", "start", "kept",
 )  # fmt: skip
 """In the order in which they stand in the file."""
 _HOME = Path(__file__).parents[2] / "runtime" / "jax" / "parallel"

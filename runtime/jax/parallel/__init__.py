@@ -36,7 +36,6 @@ from autopar.runtime.jax.parallel.layout import (
     by_name,
     paths_of,
     stacked,
-    stacked,
 )
 from autopar.runtime.jax.parallel.loss_scale import (
     SCALE_SPECS,

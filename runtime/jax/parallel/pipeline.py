@@ -176,7 +176,14 @@ class Pipeline:
                 for way in self._from[n]:
                     if way.gradient:
                         coming.setdefault(way.value, []).append(mail.pop((way, True, i)))
-                made, gradients[n] = stage.backward(*given, *kept.pop((n, i)), coming, gradients[n])
+                if action.kind == "I" and stage.splits:
+                    made, later = stage.backward_input(*given, *kept[n, i], coming)
+                    kept[n, i] = *kept[n, i], later
+                else:
+                    own = kept.pop((n, i))
+                    made, gradients[n] = stage.backward(*given, *own, coming, gradients[n])
+            elif stage.splits:
+                gradients[n] = stage.backward_weight(*given, *kept.pop((n, i)), gradients[n])
             self.log.append(self._hand_on(action, made, mail))
         return losses, gradients
 

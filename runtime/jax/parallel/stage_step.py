@@ -16,6 +16,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from autopar.runtime.jax.parallel.gradients import own_pieces
+from autopar.runtime.jax.parallel.halves import Halves, Later, halves
 from autopar.runtime.jax.parallel.layout import Layout, paths_of
 from autopar.runtime.jax.parallel.part import Part
 from autopar.runtime.jax.parallel.pull_backs import PullBack
@@ -36,6 +37,7 @@ class StageStep(Part):
     ``backward(held, batch, i, values, kept, coming, so_far)`` gives the gradients of the values
     that it took, of which it reads those ``needed``, and ``so_far`` with those of parameters.
     ``coming``: for each value that was given, its gradients from all readers.
+    ``backward_input`` and ``backward_weight`` are that in two parts, of a stage that ``splits`` it.
     ``summed(losses, gradients)`` ends backward; ``updated`` the step.
     """
 
@@ -52,6 +54,7 @@ class StageStep(Part):
         self.pull: PullBack | None = None
         self.needed: tuple[str, ...] = ()
         self.loss_dtype: Any = None
+        self.coming: Any = None
         self.again: dict[str, list[int]] = {}
         self._compile(PartitionSpec(self.mesh.axis_names), PartitionSpec())
 
@@ -63,6 +66,13 @@ class StageStep(Part):
         self.backward = self.jitted(
             self._backward, (*given, pieces, pieces, pieces), (pieces, pieces), donate=(6,)
         )
+        if self.splits:
+            self.backward_input = self.jitted(
+                self._backward_input, (*given, pieces, pieces), (pieces, pieces)
+            )
+            self.backward_weight = self.jitted(
+                self._backward_weight, (*given, pieces, pieces, pieces), pieces, donate=(6,)
+            )
         self.evaluated = self.jitted(self._evaluated, given, (pieces, pieces))
         self.loss_of = self.jitted(self._loss_of, (pieces,), plain)
         self.nothing = self.jitted(self._nothing, (held,), pieces)
@@ -75,6 +85,13 @@ class StageStep(Part):
             (self.state_specs, plain),
             donate=(0,),
         )
+
+    @property
+    def splits(self) -> bool:
+        """Whether I leaves the gradients of parameters to W. Where layers run again, or parameters
+        are gathered for each pass, I does all of backward: in two parts it would do that twice."""
+        gathers = self.layout.splits_parameters and self.layout.shards
+        return self.layout.settings.recompute == "none" and not gathers
 
     @property
     def sharding(self) -> NamedSharding:
@@ -111,18 +128,87 @@ class StageStep(Part):
         coming: Mapping[str, Sequence[Array]],
         so_far: Arrays,
     ) -> tuple[Arrays, Arrays]:
-        assert self.pull is not None, "a stage goes forward first"
-        known = self._known(held, batch, number, _inside(values))
-        gradients = {name: sum(arrays[1:], arrays[0]) for name, arrays in _inside(coming).items()}
+        given = held, batch, number, _inside(values), _inside(kept)
+        passed, own = self._pulled(*given, self._gradients(held, coming))
+        return _outside(passed), _outside({k: g + own[k] for k, g in _inside(so_far).items()})
+
+    def _backward_input(
+        self,
+        held: State,
+        batch: Arrays,
+        number: Array,
+        values: Arrays,
+        kept: Sequence[Array],
+        coming: Mapping[str, Sequence[Array]],
+    ) -> tuple[Arrays, Later]:
+        """I: gradients of values that were taken, and what W is given of it."""
+        gradients = self._gradients(held, coming)
+        self.coming = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), gradients)
+        given = held, batch, number, _inside(values), _inside(kept)
+        parts, flat = self._halved(given, gradients)
+        made, later = parts.run_first(dict(enumerate(flat)))
+        return _outside(dict(zip(self._passed, made, strict=True))), _outside(later)
+
+    def _backward_weight(
+        self,
+        held: State,
+        batch: Arrays,
+        number: Array,
+        values: Arrays,
+        kept: Sequence[Array],
+        later: Later,
+        so_far: Arrays,
+    ) -> Arrays:
+        """W: ``so_far`` with the gradients of parameters."""
+        given = held, batch, number, _inside(values), _inside(kept)
+        parts, flat = self._halved(given, self.coming)
+        made = parts.run_second({place: flat[place] for place in parts.reads}, _inside(later))
+        own = dict(zip(sorted(so_far), made, strict=True))
+        return _outside({k: g + own[k] for k, g in _inside(so_far).items()})
+
+    @property
+    def _passed(self) -> list[str]:
+        """Names of the values whose gradients go back, in the order of a dict's leaves."""
+        return sorted(name for name in self.taken if self.values[name].gradient)
+
+    def _halved(self, given: Any, gradients: Any) -> tuple[Halves, list[Any]]:
+        """`_pulled` in halves, and its flat arguments, those that came last."""
+        flat, structure = jax.tree.flatten((given, gradients))
+        came = len(jax.tree.leaves(gradients))
+
+        def pulled(*arrays: Array) -> list[Array]:
+            given, gradients = jax.tree.unflatten(structure, arrays)
+            return list(jax.tree.leaves(self._pulled(*given, gradients)))
+
+        moved = range(len(flat) - came, len(flat))
+        return halves(pulled, flat, moved, wanted=len(self._passed)), flat
+
+    def _gradients(self, held: State, coming: Mapping[str, Sequence[Array]]) -> dict[str, Array]:
+        """Of what the stage gave: sums over readers; of the loss 1, or its scale."""
+        made = {name: sum(arrays[1:], arrays[0]) for name, arrays in _inside(coming).items()}
         if LOSS in self.stage.gives:
             scale = held["scale"]["scale"] if "scale" in held else 1
-            gradients[LOSS] = jnp.asarray(scale, self.loss_dtype)
-        trained, passed = self.pull.function(_inside(kept), dict(paths_of(known)))(gradients)
+            made[LOSS] = jnp.asarray(scale, self.loss_dtype)
+        return made
+
+    def _pulled(
+        self,
+        held: State,
+        batch: Arrays,
+        number: Array,
+        values: Arrays,
+        kept: Sequence[Array],
+        gradients: Arrays,
+    ) -> tuple[dict[str, Array], dict[str, Array]]:
+        """Gradients of the values that were taken, and of parameters."""
+        assert self.pull is not None, "a stage goes forward first"
+        known = self._known(held, batch, number, values)
+        trained, passed = self.pull.function(kept, dict(paths_of(known)))(gradients)
         _, pull = jax.vjp(lambda own: self._root(own, held["params"]), self._own_root(held))
         own = {**trained["layers"], **pull(trained["root"])[0]}
         if "scale" in held:
-            own = {k: (g / scale).astype(g.dtype) for k, g in own.items()}
-        return _outside(passed), _outside({k: g + own[k] for k, g in _inside(so_far).items()})
+            own = {k: (g / held["scale"]["scale"]).astype(g.dtype) for k, g in own.items()}
+        return passed, own
 
     def _evaluated(
         self, held: State, batch: Arrays, number: Array, values: Arrays
