@@ -22,7 +22,7 @@ Batch = Mapping[str, Any]
 
 
 def _drawn(shapes: autopar.Workload) -> autopar.Workload:
-    """``shapes``, a workload of `jax_models`, with random numbers, and gradients that are clipped."""
+    """``shapes``, of `jax_models`, with random numbers, and gradients that are clipped."""
     assert shapes.init is not None
     made = jax.eval_shape(shapes.init, jax.random.key(0))
     sizes = jax.tree.map(lambda leaf: tuple(leaf.shape), made)

@@ -12,6 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from autopar.frontends.jax.draws import Draws
 from autopar.nouns.batch import BatchEntry
 from autopar.runtime.jax.parallel import Array, Arrays, put
+from autopar.runtime.jax.staged import Pipeline
 from autopar.runtime.jax.step import Step
 from autopar.runtime.shared.planned_batch import check_batch, check_planned, is_planned
 
@@ -21,19 +22,19 @@ class Batches:
     """Batches for ``step``. planned: what was planned for; nothing: anything. draws: the random
     numbers of the loss."""
 
-    step: Step
+    step: Step | Pipeline
     planned: Sequence[BatchEntry] = ()
     draws: Draws | None = None
     _drawing: Any = field(default=None, init=False)
 
-    def cut(self, batch: Mapping[str, Any]) -> dict[str, Array]:
+    def cut(self, batch: Mapping[str, Any]) -> Any:
         """As `Step.cut`. Raises `OtherBatch` for what was not planned for."""
         keys, data = self.apart(batch)
         if self.planned:
             check_planned(_as_jax_takes(data), self.data)
         return self.step.cut(data, self._drawn(keys))
 
-    def cut_if_planned(self, batch: Mapping[str, Any]) -> dict[str, Array] | None:
+    def cut_if_planned(self, batch: Mapping[str, Any]) -> Any:
         """As `cut`; None for a batch that was not planned for."""
         keys, data = self.apart(batch)
         if self.planned and not is_planned(_as_jax_takes(data), self.data):
@@ -54,14 +55,13 @@ class Batches:
         """What was planned for, without keys and what they give."""
         return [entry for entry in self.planned if entry.kind == "data"]
 
-    def _drawn(self, keys: Arrays) -> Arrays:
+    def _drawn(self, keys: Arrays) -> Any:
         """The random numbers of a step, as `Step.cut` takes them."""
         if self.draws is None:
             return {}
         if self._drawing is None:
             self._drawing = self.step.drawing(self.draws.draw, self.draws.names)
-        made: Arrays = self._drawing(keys)
-        return made
+        return self._drawing(keys)
 
 
 def _as_jax_takes(batch: Mapping[str, Any]) -> dict[str, Any]:

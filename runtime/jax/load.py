@@ -18,14 +18,13 @@ from autopar.frontends.shared.captured import Aux
 from autopar.nouns.errors import UserError
 from autopar.nouns.plan import Plan
 from autopar.nouns.workload import Workload
-from autopar.runtime.jax import staged_trainer
 from autopar.runtime.jax.batches import Batches
 from autopar.runtime.jax.frozen import of_trained, parted
 from autopar.runtime.jax.own_loss import fields
 from autopar.runtime.jax.own_optimizer import OwnOptimizer
 from autopar.runtime.jax.parallel import Layout, by_name
 from autopar.runtime.jax.programs import read_step
-from autopar.runtime.jax.staged_trainer import StagedTrainer
+from autopar.runtime.jax.staged_trainer import StagedTrainer, put
 from autopar.runtime.jax.step import Additions
 from autopar.runtime.jax.trainer import Trainer, stored
 from autopar.runtime.jax.user_tree import UserTree
@@ -113,8 +112,8 @@ def load(
     else:
         check_arrays(params)
         tree.check(params, "params=")
-        own = stored if isinstance(step, Additions) else staged_trainer.stored
-        state = step.state_of(own(step, tree, params), start.constants)
+        own = stored(step, tree, params) if isinstance(step, Additions) else put(step, tree, params)
+        state = step.state_of(own, start.constants)
     kind = Trainer if isinstance(step, Additions) else StagedTrainer
     trainer = kind(
         start.workload,

@@ -11,7 +11,8 @@ from types import ModuleType
 import jax
 import numpy as np
 
-from autopar.emit.jax.train import How, train_text
+from autopar.emit.jax.how import How
+from autopar.emit.jax.train import train_text
 from autopar.files import plan_folder
 from autopar.nouns.errors import UserError
 from autopar.nouns.mesh import Mesh

@@ -28,7 +28,6 @@ class StagedTrainer(Trainer):
     """As `Trainer`. ``params`` are arrays of numpy in the host's memory, since no device has all
     of them."""
 
-    compiled: Any  # a Pipeline
     _last: Any = None
     """The batch of the last step, cut."""
 
@@ -82,7 +81,7 @@ class StagedTrainer(Trainer):
         if self.frozen is not None:
             tree = without(tree, self.frozen)
         self._tree.check(tree, "the tree of parameters")
-        self.state = {**self.state, "params": stored(self.compiled, self._tree, tree)}
+        self.state = {**self.state, "params": put(self.compiled, self._tree, tree)}
 
     @property
     def peak_memory_bytes(self) -> int:
@@ -93,7 +92,7 @@ class StagedTrainer(Trainer):
         return peak_bytes(self.compiled, self.state, self._last)
 
 
-def stored(step: Pipeline, tree: UserTree, given: Tree) -> dict[str, Any]:
+def put(step: Pipeline, tree: UserTree, given: Tree) -> dict[str, Any]:
     """See `autopar.runtime.jax.trainer.stored`."""
     dtypes = {path: leaf.dtype for path, leaf in paths_of(tree.shapes)}
     arrays = ((path, np.asarray(leaf).astype(dtypes[path])) for path, leaf in paths_of(given))

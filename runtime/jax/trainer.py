@@ -51,7 +51,7 @@ class Trainer:
     """
 
     workload: Workload
-    compiled: Step
+    compiled: Any  # a `Step`; of a `StagedTrainer` a `Pipeline`
     state: dict[str, Any]
     batches: Batches
     gradient_norm: Any = 0.0
@@ -309,7 +309,7 @@ class Trainer:
 
     @property
     def _splits_parameters(self) -> bool:
-        return self.compiled.layout.splits_parameters
+        return bool(self.compiled.layout.splits_parameters)
 
     def _before(self) -> tuple[Any, ...]:
         return (self.state,) if self.optimizer is None else (self.state, self._opt_state)

@@ -21,8 +21,8 @@ from autopar.nouns.plan import Plan
 from autopar.nouns.workload import Workload
 from autopar.pipeline.schedules.of_plan import schedule_of
 from autopar.planner.planning import Options, PlanResult, plan_captured
-from autopar.runtime.jax.parallel import by_name
 from autopar.runtime.jax import parallel
+from autopar.runtime.jax.parallel import by_name
 from autopar.runtime.jax.programs import run_program, step_alone
 from autopar.runtime.jax.staged import Pipeline, pipeline_of
 from autopar.runtime.shared import program_module

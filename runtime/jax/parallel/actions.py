@@ -19,6 +19,9 @@ class Action(NamedTuple):
     kind: str
     microbatch: int
 
+    def __str__(self) -> str:
+        return f"{self.stage}{self.kind}{self.microbatch}"
+
 
 class Way(NamedTuple):
     """A value from the stage that gives it to one that takes it; ``gradient``: one comes back."""
@@ -72,7 +75,7 @@ def in_order(lists: Sequence[Sequence[Action]], ways: Sequence[Way]) -> list[Act
                 done[action] = None
                 places[rank] += 1
         if len(done) == before:
-            stuck = " ".join(_text(a[p]) for a, p in zip(lists, places, strict=True) if p < len(a))
+            stuck = " ".join(str(a[p]) for a, p in zip(lists, places, strict=True) if p < len(a))
             raise ValueError(f"schedule.txt cannot go on: {stuck} wait for one another")
     return list(done)
 
@@ -89,7 +92,3 @@ def _needs(action: Action, ways: Sequence[Way]) -> Iterator[tuple[Action, ...]]:
         for way in ways:
             if way.giver == stage and way.gradient:
                 yield Action(way.reader, "B", i), Action(way.reader, "I", i)
-
-
-def _text(action: Action) -> str:
-    return f"{action.stage}{action.kind}{action.microbatch}"

@@ -26,11 +26,13 @@ by the number of its equation."""
 
 @dataclass(frozen=True)
 class Loop:
-    """A `lax.scan` with parts in both halves: by place, the results that each of them makes."""
+    """A `lax.scan` with parts in both halves: by place, the results that each of them makes, and
+    the inputs that the first one ``takes``."""
 
     body: Halves
     first: tuple[int, ...]
     second: tuple[int, ...]
+    takes: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -123,16 +125,15 @@ def _halves(
         if eqn.primitive.name == "scan" and number in first and here:
             loop = _loop(eqn, dependent, first[number], rest)
             loops[number] = loop
-            places_read = loop.body.reads if rest else ()
-        elif rest:
-            places_read = range(len(eqn.invars))
         if rest:
+            every = range(len(eqn.invars))
+            reads = loops[number].body.reads if number in loops else every
             second.add(number)
-            needed |= _variables(eqn.invars[i] for i in places_read)
+            needed |= _variables(eqn.invars[i] for i in reads)
     kept |= dict.fromkeys(v for v in jaxpr.invars if v in needed and v in given)
-    reads = [i for i, v in enumerate(jaxpr.invars) if v in needed and v not in given]
+    asked = [i for i, v in enumerate(jaxpr.invars) if v in needed and v not in given]
     return Halves(
-        jaxpr, closed.consts, frozenset(first), frozenset(second), tuple(kept), tuple(reads),
+        jaxpr, closed.consts, frozenset(first), frozenset(second), tuple(kept), tuple(asked),
         loops, tuple(wanted), tuple(others),
     )  # fmt: skip
 
@@ -150,14 +151,15 @@ def _loop(eqn: Any, dependent: set[Any], first: set[int], rest: set[int]) -> Loo
         body = _halves(closed, moved, held, sorted(first), sorted(rest))
         more = {i - consts for i in body.reads if consts <= i < consts + carries} - rest
         if not more:
-            return Loop(body, tuple(sorted(first)), tuple(sorted(rest)))
+            takes = tuple(sorted(_made(eqn, first)[1]))
+            return Loop(body, tuple(sorted(first)), tuple(sorted(rest)), takes)
         rest = rest | more
 
 
 def _first_loop(loop: Loop, eqn: Any, values: Mapping[Any, Array]) -> tuple[Any, Later]:
     consts, carries = _counts(eqn)
     own = [place for place in loop.first if place < carries]
-    fixed, rows = _inputs(eqn, values, range(len(eqn.invars)))
+    fixed, rows = _inputs(eqn, values, loop.takes)
 
     def step(carry: list[Array], row: dict[int, Array]) -> tuple[list[Array], Any]:
         given = fixed | row | {consts + place: x for place, x in zip(own, carry, strict=True)}

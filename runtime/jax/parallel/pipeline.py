@@ -141,7 +141,7 @@ class Pipeline:
 
     def _shared(self, own: Sequence[Arrays]) -> list[list[Any]]:
         """What every stage is to know of the gradients of all: sums over the stages."""
-        if self.stages[0].shared is None:
+        if not hasattr(self.train, "shared"):
             return [[] for _ in self.stages]
         first, *others = [stage.shared(own[stage.number]) for stage in self.stages]
         for other in others:

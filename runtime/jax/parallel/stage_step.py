@@ -78,7 +78,7 @@ class StageStep(Part):
         self.nothing = self.jitted(self._nothing, (held,), pieces)
         self.summed = self.jitted(self._summed, (pieces, pieces), (plain, reduced))
         tells = hasattr(self.train, "shared")
-        self.shared = self.jitted(self._shared, (reduced,), plain) if tells else None
+        self.shared: Any = self.jitted(self._shared, (reduced,), plain) if tells else None
         self.updated = self.jitted(
             self._updated,
             (self.state_specs, reduced, *[plain] * tells),
@@ -128,8 +128,9 @@ class StageStep(Part):
         coming: Mapping[str, Sequence[Array]],
         so_far: Arrays,
     ) -> tuple[Arrays, Arrays]:
-        given = held, batch, number, _inside(values), _inside(kept)
-        passed, own = self._pulled(*given, self._gradients(held, coming))
+        gradients = self._gradients(held, coming)
+        known = self._known(held, batch, number, _inside(values))
+        passed, own = self._pulled(held, known, _inside(kept), gradients)
         return _outside(passed), _outside({k: g + own[k] for k, g in _inside(so_far).items()})
 
     def _backward_input(
@@ -144,8 +145,7 @@ class StageStep(Part):
         """I: gradients of values that were taken, and what W is given of it."""
         gradients = self._gradients(held, coming)
         self.coming = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), gradients)
-        given = held, batch, number, _inside(values), _inside(kept)
-        parts, flat = self._halved(given, gradients)
+        parts, flat = self._halved((held, batch, number, values, kept), gradients)
         made, later = parts.run_first(dict(enumerate(flat)))
         return _outside(dict(zip(self._passed, made, strict=True))), _outside(later)
 
@@ -160,11 +160,11 @@ class StageStep(Part):
         so_far: Arrays,
     ) -> Arrays:
         """W: ``so_far`` with the gradients of parameters."""
-        given = held, batch, number, _inside(values), _inside(kept)
-        parts, flat = self._halved(given, self.coming)
+        parts, flat = self._halved((held, batch, number, values, kept), self.coming)
         made = parts.run_second({place: flat[place] for place in parts.reads}, _inside(later))
         own = dict(zip(sorted(so_far), made, strict=True))
-        return _outside({k: g + own[k] for k, g in _inside(so_far).items()})
+        added: Arrays = _outside({k: g + own[k] for k, g in _inside(so_far).items()})
+        return added
 
     @property
     def _passed(self) -> list[str]:
@@ -177,8 +177,9 @@ class StageStep(Part):
         came = len(jax.tree.leaves(gradients))
 
         def pulled(*arrays: Array) -> list[Array]:
-            given, gradients = jax.tree.unflatten(structure, arrays)
-            return list(jax.tree.leaves(self._pulled(*given, gradients)))
+            (held, batch, number, values, kept), gradients = jax.tree.unflatten(structure, arrays)
+            known = self._known(held, batch, number, _inside(values))
+            return list(jax.tree.leaves(self._pulled(held, known, _inside(kept), gradients)))
 
         moved = range(len(flat) - came, len(flat))
         return halves(pulled, flat, moved, wanted=len(self._passed)), flat
@@ -192,17 +193,10 @@ class StageStep(Part):
         return made
 
     def _pulled(
-        self,
-        held: State,
-        batch: Arrays,
-        number: Array,
-        values: Arrays,
-        kept: Sequence[Array],
-        gradients: Arrays,
+        self, held: State, known: Reads, kept: Sequence[Array], gradients: Arrays
     ) -> tuple[dict[str, Array], dict[str, Array]]:
         """Gradients of the values that were taken, and of parameters."""
         assert self.pull is not None, "a stage goes forward first"
-        known = self._known(held, batch, number, values)
         trained, passed = self.pull.function(kept, dict(paths_of(known)))(gradients)
         _, pull = jax.vjp(lambda own: self._root(own, held["params"]), self._own_root(held))
         own = {**trained["layers"], **pull(trained["root"])[0]}
@@ -254,9 +248,9 @@ class StageStep(Part):
             "values": dict(values),
         }
 
-    def _own(self, params: Arrays) -> Arrays:
+    def _own(self, params: Arrays) -> dict[str, Array]:
         """What gradients are of."""
-        return own_pieces(self.layout, params) if self.layout.pairs else params
+        return own_pieces(self.layout, params) if self.layout.pairs else dict(params)
 
     def _own_root(self, held: State) -> dict[str, Array]:
         root = self.layout.root

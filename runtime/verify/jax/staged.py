@@ -54,7 +54,7 @@ def out_of_order(step: Pipeline, lists: Lists) -> list[str]:
     played: list[list[Action]] = [[] for _ in lists]
     for one in step.log:
         rank = step.stages[one.action.stage].stage.rank
-        played[rank].append(Action(one.action.stage, one.action.kind, one.action.microbatch))
+        played[rank].append(Action.parse(str(one.action)))
     return [
         f"pp {rank}: played {' '.join(map(str, own))} where schedule.txt has "
         f"{' '.join(map(str, wanted))}"
