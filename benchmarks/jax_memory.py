@@ -65,6 +65,14 @@ CASES = (
     Case("gpt in a loop", "dp_replicate=2,dp_shard=2,tp=2,zero=3,recompute=none", held_out=True),
     Case("llama", "dp_replicate=8,recompute=full,microbatch=1", held_out=True),
     Case("llama3 8b", "dp_replicate=2,dp_shard=4,zero=3,recompute=none", held_out=True),
+    Case("gpt", "pp=4,tp=2,schedule=1f1b,recompute=none,microbatch=4"),
+    Case("gpt", "pp=2,dp_shard=4,zero=1,schedule=gpipe,recompute=full,microbatch=2"),
+    Case("llama", "pp=4,dp_shard=2,zero=3,schedule=1f1b,recompute=none,microbatch=1"),
+    Case("llama", "pp=2,tp=4,schedule=zb-h1,recompute=none,microbatch=2"),
+    Case("llama3 8b", "pp=4,tp=2,schedule=1f1b,recompute=full,microbatch=1"),
+    Case("llama3 8b", "pp=8,schedule=1f1b,recompute=none,microbatch=1"),
+    Case("vit", "pp=4,dp_replicate=2,schedule=interleaved-1f1b,recompute=none,microbatch=16", True),
+    Case("mlp", "pp=8,schedule=zb-v,recompute=none,microbatch=2048", held_out=True),
 )
 
 
@@ -100,19 +108,23 @@ def compared(case: Case) -> Compared:
     from autopar.emit.jax import emit
     from autopar.frontends.jax.capture import capture_workload
     from autopar.planner.planning import plan_captured
-    from autopar.runtime.jax.programs import run_program, step_alone
+    from autopar.runtime.jax.programs import pipeline_alone, run_program, step_alone
+    from autopar.runtime.jax.staged_memory import peak_bytes
 
     given = models()[case.model]()
     captured = capture_workload(given)
     fix = dict(part.split("=") for part in case.fix.split(","))
     planned = plan_captured(captured, given, roomy(), "benchmarks/jax_models.py:model", fix)
-    text = emit(planned.lowered, planned.plan, captured)["model.py"]
-    step = step_alone(run_program(text), given)
+    files = emit(planned.lowered, planned.plan, captured)
+    predicted = planned.plan.prediction.memory_bytes
+    arrays = predicted.allocated - predicted.buffers
+    if planned.plan.schedule:
+        pipeline = pipeline_alone(files, given)
+        return Compared(arrays, peak_bytes(pipeline, *pipeline.shapes(given.batch())), 0)
+    step = step_alone(run_program(files["model.py"]), given)
     memory = step.step.lower(*step.shapes(given.batch())).compile().memory_analysis()
     made = memory.output_size_in_bytes - memory.alias_size_in_bytes
     xla = memory.argument_size_in_bytes + memory.temp_size_in_bytes + made
-    predicted = planned.plan.prediction.memory_bytes
-    arrays = predicted.allocated - predicted.buffers
     return Compared(arrays, xla, memory.argument_size_in_bytes)
 
 

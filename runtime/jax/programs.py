@@ -105,6 +105,16 @@ def step_alone(program: ModuleType, workload: Workload, base: ModuleType = paral
     return step_of(program, workload, train)
 
 
+def pipeline_alone(
+    files: Mapping[str, str], workload: Workload, lift: str | None = None
+) -> Pipeline:
+    """The pipeline of a program's files, by name, on our own modules; see `read_step`."""
+    model = run_program(files[plan_folder.MODEL], lift=lift)
+    with importable(_NAME, parallel):
+        train = program_module.run_program(files[plan_folder.TRAIN], "<train.py>")
+    return pipeline_of(model, workload, train, files[plan_folder.SCHEDULE])
+
+
 def import_all(files: Mapping[str, str]) -> None:
     """Imports each file of a program, by name, that was written right now. Raises
     `BrokenProgram`."""

@@ -66,6 +66,26 @@ class StagedAdditions(Core):
             own.append({"params": held, **_beside(stage, held, constants)})
         return self.joined(own)
 
+    def shapes(self, batch: Mapping[str, Any]) -> tuple[list[State], list[Arrays]]:
+        """What stages hold, and what each takes of a global batch, as shapes that lie somewhere."""
+        held, cut = [], []
+        for stage in self.stages:
+            every = {**stage.layout.trained, **stage.layout.frozen}
+            state: State = {
+                slot: {key: (every[key].shape, every[key].parameter.dtype) for key in specs}
+                for slot, specs in stage.state_specs.items()
+                if slot not in ("step", "scale")
+            }
+            counters = jax.eval_shape(stage.counters)
+            state |= jax.tree.map(lambda x: (x.shape, x.dtype), counters)
+            entries = {
+                name: (stage.cut_shape(name, batch[name]), batch[name].dtype)
+                for name in stage.batch_specs
+            }
+            held.append(_lying(state, stage.state_specs, stage.mesh))
+            cut.append(_lying(entries, stage.batch_specs, stage.mesh))
+        return held, cut
+
     def drawing(self, draw: Callable[[Arrays], Arrays], names: Iterable[str]) -> Any:
         """See `Additions.drawing`: each stage draws what it reads."""
         wanted = list(names)
@@ -87,6 +107,15 @@ class StagedAdditions(Core):
             there = owned(own, placed(stage.mesh, specs[stage.number]))
             made |= {head + key: array for key, array in there.items()}
         return made
+
+
+def _lying(sizes: Any, specs: Any, mesh: Mesh) -> Any:
+    """(shape, dtype) pairs as shapes that lie by ``specs`` on ``mesh``."""
+    return jax.tree.map(
+        lambda sharding, size: jax.ShapeDtypeStruct(*size, sharding=sharding),
+        placed(mesh, specs),
+        sizes,
+    )
 
 
 def _beside(stage: StageStep, params: Arrays, constants: Arrays) -> State:

@@ -1,14 +1,14 @@
 """The peak of memory of a step of a JAX pipeline, of the device that holds most.
 
 XLA says what each call takes beside its arguments and results. What lies between calls, the state,
-the batch, gradients so far and what microbatches in flight keep, is added up along the log.
+the batch, gradients so far and what microbatches in flight keep, is added up along the actions.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -20,22 +20,22 @@ from autopar.runtime.jax.staged import Pipeline
 _CALLED = {"F": "forward", "B": "backward", "I": "backward_input", "W": "backward_weight"}
 
 
-def peak_bytes(step: Pipeline, state: State, batch: Any) -> int:
-    """Behind a step, which has compiled all calls."""
-    return max(peaks(step, state, batch))
+def peak_bytes(step: Pipeline, own: Sequence[State], batch: Any) -> int:
+    """``own``: the state of every stage; ``batch``: what each takes; as arrays or shapes that lie
+    somewhere. What was called before is compiled already."""
+    return max(peaks(step, own, batch))
 
 
-def peaks(step: Pipeline, state: State, batch: Any) -> list[int]:
+def peaks(step: Pipeline, own: Sequence[State], batch: Any) -> list[int]:
     """Of a device of each place on ``pp``."""
-    own = step.apart(state)
     calls = Calls(step, own, batch)
-    played = Counter((one.action.stage, one.action.kind) for one in step.log)
+    played = Counter((action.stage, action.kind) for action in step.actions)
     by_name = {s.number: {c.name: c for c in calls.of(s, played)} for s in step.stages}
     places = sorted({stage.stage.rank for stage in step.stages})
     made = []
     for place in places:
         here = [stage for stage in step.stages if stage.stage.rank == place]
-        base = sum(on_one(jax.tree.leaves((own[s.number], batch[s.number]))) for s in here)
+        base = sum(_on_one(jax.tree.leaves((own[s.number], batch[s.number]))) for s in here)
         gradients, change = 0, dict[tuple[int, str], int]()
         for stage in here:
             n, known = stage.number, by_name[stage.number]
@@ -47,8 +47,7 @@ def peaks(step: Pipeline, state: State, batch: Any) -> list[int]:
                 later = _shapes_bytes(known["backward_weight"].given[5], stage.mesh.size)
                 change |= {(n, "I"): later, (n, "W"): -kept - later}
         held, most = 0, 0
-        for one in step.log:
-            n, kind = one.action.stage, one.action.kind
+        for n, kind, _ in step.actions:
             name = _CALLED[kind] if _CALLED[kind] in by_name[n] else "backward"
             if (n, kind) not in change or (kind == "W" and name == "backward"):
                 continue
@@ -66,9 +65,9 @@ def _beside(call: Call) -> int:
     return int(memory.temp_size_in_bytes + max(0, made))
 
 
-def on_one(arrays: Iterable[Any]) -> int:
-    """Bytes of the piece that the first device has of each array."""
-    return sum(array.addressable_shards[0].data.nbytes for array in arrays)
+def _on_one(arrays: Iterable[Any]) -> int:
+    """Bytes of the piece that one device has of each array."""
+    return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in arrays)
 
 
 def _shapes_bytes(tree: Any, devices: int) -> int:

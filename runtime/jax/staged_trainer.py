@@ -89,7 +89,7 @@ class StagedTrainer(Trainer):
         one."""
         if self._last is None:
             return 0
-        return peak_bytes(self.compiled, self.state, self._last)
+        return peak_bytes(self.compiled, self.compiled.apart(self.state), self._last)
 
 
 def put(step: Pipeline, tree: UserTree, given: Tree) -> dict[str, Any]:

@@ -21,12 +21,9 @@ from autopar.nouns.plan import Plan
 from autopar.nouns.workload import Workload
 from autopar.pipeline.schedules.of_plan import schedule_of
 from autopar.planner.planning import Options, PlanResult, plan_captured
-from autopar.runtime.jax import parallel
 from autopar.runtime.jax.parallel import by_name
-from autopar.runtime.jax.programs import run_program, step_alone
-from autopar.runtime.jax.staged import Pipeline, pipeline_of
-from autopar.runtime.shared import program_module
-from autopar.runtime.shared.imported import importable
+from autopar.runtime.jax.programs import pipeline_alone, run_program, step_alone
+from autopar.runtime.jax.staged import Pipeline
 from autopar.runtime.verify.jax import counting
 from autopar.runtime.verify.jax import verify as jax_verify
 from autopar.runtime.verify.jax.staged import out_of_order
@@ -97,10 +94,7 @@ class Made:
 
     def staged(self) -> Pipeline:
         """The pipeline of the program, in float64."""
-        with importable("parallel", parallel):
-            train = program_module.run_program(self.files["train.py"])
-        lists = self.files["schedule.txt"]
-        return pipeline_of(self.program("float64"), self.workload, train, lists)
+        return pipeline_alone(self.files, self.workload, lift="float64")
 
     def exact(self) -> tuple[Errors, list[Row]]:
         """Two steps in float64 against the reference, and the collectives of a step in float64."""
