@@ -70,6 +70,11 @@ def compiled(folder: Path, result: PlanResult) -> Beside:
             f"--compile: {plan.workload} is a model of PyTorch, of which nothing is compiled "
             f"ahead; the plan is written to {folder}/, and `autopar verify {folder}` runs it"
         )
+    if len(plan.stages) > 1:
+        raise UserError(
+            f"--compile: the plan has {len(plan.stages)} stages, each of which is compiled where "
+            f"it runs; it is written to {folder}/. Compile a plan of one stage by --fix pp=1"
+        )
     target = described(result.cluster)
     progress(f"compiling for {target}")
     made = compile_ahead(folder, target)

@@ -38,7 +38,9 @@ def plan(
               ``frozen=``: patterns of paths that are not trained.
     batch:    one *global* batch, as a dict of example tensors or a callable that makes it.
     cluster:  a file, ``"local"`` for this machine, or a `Cluster`.
-    fix:      what is decided already: ``{"tp": 2, "zero": 3}`` or ``"tp=2,zero=3"``.
+    fix:      what is decided already: ``{"tp": 2, "zero": 3}`` or ``"tp=2,zero=3"``. JAX: stages of
+              a pipeline where it has ``pp`` alone, since a script's own optimizer takes all
+              gradients in one place.
     expert_imbalance: rows of a layer's busiest expert over those of its mean expert, ``1.3``, or
               ``"1.3:1.8"`` with that of the worst step; None: as ``profile`` has it, else even.
     training: other fields of `Workload`: ``optimizer``, ``clip_norm``, ``precision``, ``seed`` ...
@@ -60,10 +62,13 @@ def plan(
     def make() -> Mapping[str, str]:
         check_output(target)
         name, workload = given_workload(model, batch, training)
+        fixed = dict(pairs_of(pairs))
+        if workload.framework == "jax":
+            fixed.setdefault("pp", "1")
         result = search(
             name,
             cluster if isinstance(cluster, Cluster) else str(cluster),
-            pairs_of(pairs),
+            fixed,
             searcher,
             tuple(allow_replicated),
             None if profile is None else Path(profile),

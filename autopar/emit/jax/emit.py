@@ -44,8 +44,16 @@ RESERVED = BUILTINS | frozenset((*OWN, "jax", "jnp", "lax", "loss", "Array", "P"
 ABOUT_PARALLEL = (
     "What model.py and train.py import: jax and numpy are all that is needed beside.",
     "",
-    "`Step` makes a jitted step of model.py's `loss` and train.py's functions; the rest is",
+    "{} makes a jitted step of model.py's {} and train.py's functions; the rest is",
     "what these call. Nothing here depends on the model.",
+)
+
+
+_WHERE = ("`loss` runs on the pieces of one device, inside one `jax.shard_map`. A comment gives",)
+_WHERE_STAGES = (
+    "STAGES says what each stage is, takes and gives. A function of a stage runs on the pieces",
+    "of one device of its place on pp, inside one `jax.shard_map`; `params` are those of the stage",
+    "alone, whose layers count from 0. What is called when stands in schedule.txt. A comment gives",
 )
 
 
@@ -110,7 +118,9 @@ def emit(
     code = "\n".join(tables) + "\n\n\n" + "\n\n\n".join(parts) + "\n"
     model = f"{_docstring(lowered, plan, captured, code)}\n\n{_imports(code)}\n\n{code}"
     step = train.train_text(_how(plan, captured, code))
-    base = parallel.parallel_text((model, step), ABOUT_PARALLEL)
+    names = ("`Pipeline`", "STAGES") if stages else ("`Step`", "`loss`")
+    about = [line.format(*names) for line in ABOUT_PARALLEL]
+    base = parallel.parallel_text((model, step), about)
     files = {FILE: model, train.FILE: step, parallel.FILE: base}
     return files | ({schedule.FILE: schedule.schedule_file(plan)} if stages else {})
 
@@ -179,7 +189,9 @@ def _how(plan: Plan, captured: CapturedModel, code: str) -> How:
                 "python",
                 ranks="device",
                 again="by SETTINGS of model.py",
-                called="`hold`, `prepared`, `backward` and `update`",
+                called="`hold`, `prepared`, `summed` and `update`"
+                if len(plan.stages) > 1
+                else "`hold`, `prepared`, `backward` and `update`",
             )
         ),
     )
@@ -369,7 +381,7 @@ def _docstring(lowered: Lowered, plan: Plan, captured: CapturedModel, code: str)
             f"State:     {state_held(plan, 'device')}.",
             f"Precision: {plan.precision}.",
             "",
-            "`loss` runs on the pieces of one device, inside one `jax.shard_map`. A comment gives",
+            *(_WHERE_STAGES if len(plan.stages) > 1 else _WHERE),
             "a result's shape there, for one microbatch, and how the model axes hold it where it",
             "is not whole on every device. Collectives are the calls that name an axis.",
             "",

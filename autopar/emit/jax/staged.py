@@ -53,7 +53,9 @@ def shared(how: How) -> list[str]:
 
 def _shared_rows(how: How) -> list[tuple[str, str, str]]:
     """Names and values of what stages add up, with a comment."""
-    rows = []
+    rows: list[tuple[str, str, str]] = []
+    if not how.staged:
+        return rows
     if how.clip_norm is not None:
         one = "one psum where devices have parts" if how.mesh.device_count > 1 else ""
         rows.append(("squares", "squares_of(step.layout, gradients, step.again)", one))
@@ -65,7 +67,7 @@ def _shared_rows(how: How) -> list[tuple[str, str, str]]:
 
 def from_others(how: How) -> str:
     """What `update` is given beside gradients."""
-    rows = _shared_rows(how) if how.staged else []
+    rows = _shared_rows(how)
     return f", given: tuple[{', '.join(['Array'] * len(rows))}]" if rows else ""
 
 

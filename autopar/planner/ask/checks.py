@@ -33,6 +33,18 @@ def check_pins(pins: Pins, workload: Workload, cluster: Cluster) -> None:
     check_recompute(pins, workload)
 
 
+def check_stages(graph: Graph, pins: Pins, framework: str) -> None:
+    """Raises `LayoutError` where stages of a pipeline cannot give what the loss function does."""
+    others = graph.outputs[1:]
+    if framework == "jax" and others and (pins.pp or 1) > 1:
+        raise LayoutError(
+            f"--fix pp={pins.pp}: the loss function returns {len(others)} more than the loss "
+            "(has_aux), and stages of a JAX pipeline give the loss alone; leave pp out, or plan a "
+            "loss function without it",
+            {"pp": "1"},
+        )
+
+
 def check_recompute(pins: Pins, workload: Workload) -> None:
     """Raises `LayoutError` where programs of the framework have no such recomputation."""
     known = policies(workload.framework)

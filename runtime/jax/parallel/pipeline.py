@@ -37,6 +37,11 @@ class Pipeline:
         self, program: ModuleType, workload: Any, train: ModuleType, schedule: str
     ) -> None:
         """``program``: model.py; ``train``: train.py; ``schedule``: the text of schedule.txt."""
+        if jax.process_count() > 1:
+            raise SystemExit(
+                f"one process calls all stages of a pipeline, and this job has "
+                f"{jax.process_count()}: start one that sees all devices, or plan with pp=1"
+            )
         self.program, self.workload = program, workload
         self.train: Any = train
         self.stages = [
