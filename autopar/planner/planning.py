@@ -290,7 +290,7 @@ def _cuts(
     """How axes of the batch may cut the graph."""
     flow, obstacle = flow_or_obstacle(graph, batch_dims)
     if (pins.cp or 1) > 1:
-        return cuts_along(graph, batch_dims, pins.cp or 1, workload.framework)
+        return cuts_along(graph, batch_dims, pins.cp or 1)
     cuts = Cuts(Cut(batch_dims, flow.choices))
     if pins.cp is None and workload.framework == "torch" and obstacle is None:
         return every_cut(graph, cuts.samples, cluster.device_count)

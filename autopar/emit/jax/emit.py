@@ -22,7 +22,7 @@ from autopar.emit.roles import Known, roles, unnamed
 from autopar.emit.sizes import Sizes
 from autopar.emit.text import Lines, tuple_text
 from autopar.lowering.lowered import BATCH_AXES, Lowered
-from autopar.nouns.axes import MICROBATCH, SAMPLES
+from autopar.nouns.axes import MICROBATCH, SAMPLES, SEQUENCES
 from autopar.nouns.batch import BatchEntry
 from autopar.nouns.graph import Block
 from autopar.nouns.mesh import Mesh
@@ -90,7 +90,7 @@ def emit(
     parts.append(_loss_function(lowered, captured, printing))
     tables = [
         f"MESH = {_mesh(mesh)}",
-        *_settings(plan, captured),
+        *_settings(plan, captured, lowered),
         *printing.sizes.lines("\n".join(parts)),
         "",
         *_parameters(lowered),
@@ -98,7 +98,7 @@ def emit(
         *_blocks(lowered),
         *_stacks(captured),
         "",
-        *_batch(captured, mesh, plan.microbatches),
+        *_batch(captured, lowered, plan.microbatches),
         *_outputs(lowered),
     ]
     code = "\n".join(tables) + "\n\n\n" + "\n\n\n".join(parts) + "\n"
@@ -182,13 +182,14 @@ def _mesh(mesh: Mesh) -> str:
     return f"{{{inner}}}"
 
 
-def _settings(plan: Plan, captured: CapturedModel) -> list[str]:
+def _settings(plan: Plan, captured: CapturedModel, lowered: Lowered) -> list[str]:
     whole = tuple(e.name for e in _read(captured) if e.batch_dim is None and e.shape)
     lines = Lines(0)
     lines.add(
         f"SETTINGS = Settings(zero={plan.each('zero')}, microbatches={plan.microbatches}, "
         f'precision="{plan.precision}", recompute="{plan.each("recompute")}"'
         + (f", whole_inputs={tuple_text(whole)}" if whole else "")
+        + (f', order="{lowered.order}"' if lowered.order != "contiguous" else "")
         + ")"
     )
     return lines.lines
@@ -275,17 +276,37 @@ def _instances(names: tuple[str, ...]) -> str:
     return tuple_text(names)
 
 
-def _batch(captured: CapturedModel, mesh: Mesh, microbatches: int) -> list[str]:
-    axes = tuple(a for a in SAMPLES if a in mesh.axes)
-    over = literal(axes[0] if len(axes) == 1 else axes) if axes else "None"
+def _batch(captured: CapturedModel, lowered: Lowered, microbatches: int) -> list[str]:
     lines = ["# the first dim counts microbatches: shapes of all devices", "BATCH = {"]
     for entry in _read(captured):
-        spec = f"P(None, {over})" if entry.batch_dim is not None else "P(None)"
+        dims = ["None"] * (2 if entry.batch_dim is not None else 1)
+        if entry.batch_dim is not None and (samples := _over(lowered.mesh, SAMPLES)):
+            dims[1] = samples
+        along = _along(lowered, entry)
+        if along is not None:
+            dims += ["None"] * (along + 2 - len(dims))
+            dims[along + 1] = _over(lowered.mesh, SEQUENCES)
         shape = entry.shape
         if entry.batch_dim is not None:
             shape = (shape[0] // microbatches, *shape[1:])
+        spec = f"P({', '.join(dims)})"
         lines.append(f"    {literal(entry.name)}: {spec},  # {[microbatches, *shape]}")
     return [*lines, "}"]
+
+
+def _over(mesh: Mesh, names: tuple[str, ...]) -> str:
+    """The axes of these names, as a dim of a spec has them; empty: the mesh has none."""
+    axes = tuple(a for a in names if a in mesh.axes)
+    return literal(_single(axes)) if axes else ""
+
+
+def _along(lowered: Lowered, entry: BatchEntry) -> int | None:
+    """The dim of an entry that ranks along its sequences cut."""
+    if entry.name not in lowered.tensors:
+        return None
+    placed = lowered.tensors[entry.name].produced
+    held = {placed.on(a).dim for a in SEQUENCES if placed.on(a).kind == "S"}
+    return next(iter(held), None)
 
 
 def _read(captured: CapturedModel) -> list[BatchEntry]:

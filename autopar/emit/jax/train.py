@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from autopar.emit.constants import literal
 from autopar.emit.text import Lines, Row, docstring, lines_of, tuple_text
-from autopar.nouns.axes import SAMPLES, SHARD
+from autopar.nouns.axes import BATCH, SHARD
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.zero import Zero, over
 
@@ -56,12 +56,22 @@ class How:
 
     @property
     def data(self) -> tuple[str, ...]:
-        return self.mesh.sample_axes
+        return self.mesh.batch_axes
 
     @property
     def split(self) -> Zero:
-        """What ``dp_shard`` splits."""
-        return over(self.zero, self.mesh.size(SHARD))
+        """What the axes that share state split."""
+        return over(self.zero, self.mesh.ways(self.sharing))
+
+    @property
+    def sharing(self) -> tuple[str, ...]:
+        """The axes of the batch that share the state of parameters."""
+        return self.mesh.sharing()
+
+    @property
+    def plain(self) -> bool:
+        """Whether that is ``dp_shard`` alone, which calls do not say."""
+        return self.sharing in ((), (SHARD,))
 
     @property
     def scales(self) -> bool:
@@ -75,12 +85,12 @@ class How:
 
     @property
     def shards(self) -> bool:
-        """Whether ``dp_shard`` cuts state at all."""
+        """Whether any axis cuts state at all."""
         return self.split.optimizer
 
     @property
     def joins(self) -> bool:
-        """Whether devices hold whole parameters over ``dp_shard`` and update pieces of them."""
+        """Whether devices hold whole parameters over these axes and update pieces of them."""
         return self.shards and not self.split.parameters
 
 
@@ -113,14 +123,15 @@ def _hold(how: How) -> list[str]:
         f"{axis}={size}" for axis, size in zip(how.mesh.axes, how.mesh.sizes, strict=True)
     )
     lines.add(f"mesh = make_mesh({axes or 'dp_shard=1'})")
-    model = " and ".join(a for a in how.mesh.axes if a not in SAMPLES)
+    model = " and ".join(a for a in how.mesh.axes if a not in BATCH)
+    shared = " and ".join(how.sharing)
     over = f"over {model} as model.py says" if model else "whole on every device"
     if not how.shards:
         lines.add("params = layout.specs()", over)
         moments = "params"
     else:
-        whole = f"{over}, whole over dp_shard" if model else "whole on every device"
-        cut = "a dim of each over dp_shard" + (" too" if model else "")
+        whole = f"{over}, whole over {shared}" if model else "whole on every device"
+        cut = f"a dim of each over {shared}" + (" too" if model else "")
         if how.joins:
             lines.add("params = layout.specs()", whole)
             lines.add("pieces = layout.specs(cut=True)", cut)
@@ -157,19 +168,24 @@ def _prepared(how: How) -> list[str]:
     """Of a layer, or of what is in no layer."""
     lines = Lines(4)
     cast = how.precision != "float32"
+    cuts, more = ["cuts = {name: leaf.cut for name, leaf in leaves.items()}"], ""
+    if not how.plain:
+        cuts.append("sharing = {name: leaf.sharing for name, leaf in leaves.items()}")
+        more = ", sharing=sharing"
     if how.split.parameters:
-        lines.add('"""A unit\'s parameters for the model, all-gathered over dp_shard."""')
-        lines.add("cuts = {name: leaf.cut for name, leaf in leaves.items()}")
+        over = " and ".join(how.sharing)
+        lines.add(f'"""A unit\'s parameters for the model, all-gathered over {over}."""')
+        lines.lines += lines_of(4, *((line,) for line in cuts))
         lines.add("dtypes = step.dtypes(leaves, arrays)", "of compute")
         frozen = ""
         if how.frozen:
             lines.add("frozen = [name for name, leaf in leaves.items() if leaf.parameter.frozen]")
             frozen = ", frozen"
-        lines.add(f"return gathered(arrays, cuts, dtypes{frozen})")
+        lines.add(f"return gathered(arrays, cuts, dtypes{frozen}{more})")
     elif how.pairs:
         lines.add('"""A unit\'s parameters for the model; their gradients are reduce-scattered."""')
-        lines.add("cuts = {name: leaf.cut for name, leaf in leaves.items()}")
-        made = "reducing(arrays, cuts)"
+        lines.lines += lines_of(4, *((line,) for line in cuts))
+        made = f"reducing(arrays, cuts{more})"
         lines.add(f"return step.cast(leaves, {made})" if cast else f"return {made}")
     else:
         lines.add('"""A unit\'s parameters for the model."""')
@@ -228,12 +244,13 @@ def _backward(how: How) -> list[str]:
 
 
 def _moved(how: How) -> str:
-    """What the derivative of the loss moves over ``dp_shard`` by itself."""
+    """What the derivative of the loss moves over axes of the batch by itself."""
+    over = " and ".join(how.sharing)
     if not how.split.gradients:
         return "`loss` of model.py"
     if not how.split.parameters:
-        return "`loss` of model.py; gradients are reduce-scattered over dp_shard, layer by layer"
-    return "`loss` of model.py; parameters are all-gathered over dp_shard, layer by layer, twice"
+        return f"`loss` of model.py; gradients are reduce-scattered over {over}, layer by layer"
+    return f"`loss` of model.py; parameters are all-gathered over {over}, layer by layer, twice"
 
 
 def _names(axes: tuple[str, ...]) -> str:
@@ -252,14 +269,17 @@ def _reduced(how: How) -> list[str]:
     lines.add('"""A gradient, summed over all devices that have parts of it."""')
     rest = how.data
     if how.shards:
-        rest = tuple(axis for axis in how.data if axis != SHARD)
+        rest = tuple(axis for axis in how.data if axis not in how.sharing)
         every = _names(how.data)
         if how.deferred:
             every = f"({', '.join(map(literal, how.data))}, *leaf.parameter.deferred)"
-        lines.add("if leaf.cut is None:", "no dim that dp_shard divides: whole on every device")
+        shared = " and ".join(how.sharing)
+        divides = "divides" if len(how.sharing) == 1 else "divide"
+        lines.add("if leaf.cut is None:", f"no dim that {shared} {divides}: whole on every device")
         lines.lines.append(f"        return lax.psum(gradient, {every})")
         if not how.split.gradients:
-            lines.add('gradient = scatter(gradient, leaf.dim, "dp_shard")', "a reduce-scatter")
+            over = _names(how.sharing) if how.plain else "leaf.sharing"
+            lines.add(f"gradient = scatter(gradient, leaf.dim, {over})", "a reduce-scatter")
     if rest:
         lines.add(f"gradient = lax.psum(gradient, {_names(rest)})")
     if how.deferred:
@@ -274,6 +294,7 @@ def _reduced(how: How) -> list[str]:
 
 def _update(how: How) -> list[str]:
     name = {"adamw": "AdamW", "sgd": "SGD"}.get(how.optimizer, how.optimizer)
+    shared = " and ".join(how.sharing)
     lines = Lines(4)
     done = f"Steps {name}"
     if how.clip_norm is not None:
@@ -287,12 +308,12 @@ def _update(how: How) -> list[str]:
         lines.add(f"gradients = clipped(gradients, norm, {literal(how.clip_norm)})")
     given = 'state["params"]'
     if how.joins:
-        lines.add(f"pieces = own_pieces(step.layout, {given})", "a part of each along dp_shard")
+        lines.add(f"pieces = own_pieces(step.layout, {given})", f"a part of each along {shared}")
         given = "pieces"
     lines.add('number = state["step"] + 1')
     lines.add(f"params, slots = optimizer_step(step.workload, number, {given}, gradients, state)")
     if how.joins:
-        lines.add("params = join_pieces(step.layout, params)", "all-gathers over dp_shard")
+        lines.add("params = join_pieces(step.layout, params)", f"all-gathers over {shared}")
     made = '{**state, **slots, "params": params, "step": number}'
     if not how.scales:
         lines.add(f"state = {made}")

@@ -89,19 +89,22 @@ TABLE: Mapping[str, Implementation] = MappingProxyType(
         SYNCHRONISED: Implementation("statistics of all ranks", {"pytorch": ("axes",)}, "anyhow"),
         CAUSAL_ROWS: Implementation(
             "its queries' rows, against the keys up to its last one",
-            {"pytorch": ("rows",)},
+            {"pytorch": ("rows",), "jax": ("rows",)},
             roles=SEQUENCES,
             work=_seen_by_last,
         ),
         ZIGZAG_ROWS: Implementation(
             "its queries' rows, early and late ones, each against the keys up to its last one",
-            {"pytorch": ("rows", "order")},
+            {"pytorch": ("rows", "order"), "jax": ("rows", "order")},
             "zigzag",
             SEQUENCES,
             _seen_in_zigzag,
         ),
         ROWS: Implementation(
-            "its queries' rows, against all keys", {"pytorch": ()}, "anyhow", SEQUENCES
+            "its queries' rows, against all keys",
+            {"pytorch": (), "jax": ()},
+            "anyhow",
+            SEQUENCES,
         ),
         # An equal share is that of its rows and one piece of the keys; all n pieces pass.
         CAUSAL_RING: Implementation(

@@ -29,6 +29,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
+from autopar.runtime.jax.parallel.collectives import Axes
 from autopar.runtime.jax.parallel.tables import Array
 
 LEAST_ROWS = 64
@@ -36,20 +37,28 @@ LEAST_ROWS = 64
 
 
 def attention(
-    q: Array, k: Array, v: Array, mask: Array = None, causal: bool = False, scale: Any = None
+    q: Array,
+    k: Array,
+    v: Array,
+    mask: Array = None,
+    causal: bool = False,
+    scale: Any = None,
+    rows: Axes = (),
+    order: str = "",
 ) -> Array:
     """softmax(scale * q k^T + mask) v: q [b, h, s, d], k and v [b, g, t, d], h a multiple of g.
 
     The softmax is computed in at least float32; ``scale`` None is ``1 / sqrt(d)``. A boolean mask
-    says which scores count, another one is added; a row that has none gets the mean of v.
+    says which scores count, another one is added; a row that has none gets the mean of v. Of ranks
+    along ``rows`` each has a piece of the queries, one behind the other or in zigzag ``order``: a
+    causal mask shows them the keys up to their own places in the whole sequence.
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    if mask is None and _has_kernel(q, k):
+    if mask is None and not rows and _has_kernel(q, k):
         return _by_kernel(q, k, v, causal, scale)
     # a loop's results have no other mark that a layer could keep them by
-    return checkpoint_name(
-        _by_rows(partial(_rows, causal=causal, scale=scale), q, k, v, mask), "attention"
-    )
+    here = partial(_rows, causal=causal, scale=scale, axes=rows, order=order, count=q.shape[2])
+    return checkpoint_name(_by_rows(here, q, k, v, mask), "attention")
 
 
 def rows_of_block(s: int, t: int, d: int) -> int:
@@ -78,10 +87,32 @@ def _by_kernel(q: Array, k: Array, v: Array, causal: bool, scale: Any) -> Array:
     return attended.swapaxes(1, 2)
 
 
+def whole_places(places: Array, count: int, axes: Axes, order: str) -> Array:
+    """Where ``places`` among the ``count`` rows of a rank are in the whole sequence."""
+    if not axes:
+        return places
+    rank, ways = lax.axis_index(axes), lax.axis_size(axes)
+    if order != "zigzag":
+        return rank * count + places
+    half = count // 2
+    late = (2 * ways - 1 - rank) * half + places - half
+    return jnp.where(places < half, rank * half + places, late)
+
+
 def _rows(
-    q: Array, k: Array, v: Array, mask: Array, first: Array, causal: bool, scale: Any
+    q: Array,
+    k: Array,
+    v: Array,
+    mask: Array,
+    first: Array,
+    causal: bool,
+    scale: Any,
+    axes: Axes,
+    order: str,
+    count: int,
 ) -> Array:
-    """A block of rows, the first of which is row number ``first``, as products and a softmax."""
+    """A block of the ``count`` rows here, the first of which is row number ``first`` of these, as
+    products and a softmax."""
     b, h, s, d = q.shape
     g, t = k.shape[1:3]
     q = q.reshape(b, g, h // g, s, d)
@@ -89,8 +120,8 @@ def _rows(
     scores = scores.astype(jnp.promote_types(scores.dtype, jnp.float32)) * scale
     least = jnp.finfo(scores.dtype).min
     if causal:
-        rows, columns = first + jnp.arange(s)[:, None], jnp.arange(t)
-        scores = jnp.where(rows >= columns, scores, least)
+        rows = whole_places(first + jnp.arange(s), count, axes, order)
+        scores = jnp.where(rows[:, None] >= jnp.arange(t), scores, least)
     if mask is not None:
         mask = jnp.broadcast_to(mask, (b, h, s, t)).reshape(scores.shape)
         scores = jnp.where(mask, scores, least) if mask.dtype == jnp.bool_ else scores + mask
