@@ -184,7 +184,9 @@ def _attention(w: _Writer) -> Expr:
     scale = w.attrs["scale"]
     if scale is not None and not math.isclose(scale, w.operands[0][-1] ** -0.5):
         extra.append(f"scale={number(scale)}")
-    return w.call("attention", *w.all_given(), *extra, *w.beside)
+    around = any(argument.startswith("ring=") for argument in w.beside)
+    function = "ring_attention" if around else "attention"
+    return w.call(function, *w.all_given(), *extra, *w.beside)
 
 
 def _conv(w: _Writer) -> Expr:

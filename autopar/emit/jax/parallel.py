@@ -19,7 +19,8 @@ from autopar.emit.text import docstring
 FILE = "parallel.py"
 NAME = "parallel"
 MODULES = (
-    "tables", "zigzag", "collectives", "attention_rows", "ops", "blocks", "layout", "units", "gradients",
+    "tables", "zigzag", "collectives", "attention_rows",
+    "ring_attention", "ops", "blocks", "layout", "units", "gradients",
     "optimizer", "loss_scale", "outputs", "placing", "step", "start", "kept",
 )  # fmt: skip
 """In the order in which they stand in the file."""

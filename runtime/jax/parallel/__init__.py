@@ -44,6 +44,7 @@ from autopar.runtime.jax.parallel.ops import (
 from autopar.runtime.jax.parallel.optimizer import SLOTS, optimizer_step
 from autopar.runtime.jax.parallel.outputs import OutputKinds, Outputs
 from autopar.runtime.jax.parallel.placing import make_mesh, placed, put
+from autopar.runtime.jax.parallel.ring_attention import ring_attention
 from autopar.runtime.jax.parallel.start import (
     batch_of,
     initial_parameters,
@@ -75,5 +76,5 @@ __all__ = [
     "layer", "layer_norm", "layers", "linear", "make_mesh", "next_scale", "norm_of",
     "optimizer_step", "overflowed", "own_pieces", "pad", "paths_of", "placed", "put",
     "read_constants", "read_draws", "read_workload", "reduce_scatter", "reducing", "restore",
-    "rms_norm", "save", "scaled_norm", "scatter", "see_devices", "settled", "shard", "whole",
+    "ring_attention", "rms_norm", "save", "scaled_norm", "scatter", "see_devices", "settled", "shard", "whole",
 ]  # fmt: skip

@@ -31,6 +31,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from autopar.runtime.jax.parallel.collectives import Axes
 from autopar.runtime.jax.parallel.tables import Array
+from autopar.runtime.jax.parallel.zigzag import places_in_whole
 
 LEAST_ROWS = 64
 """Of a block, so that its products are not thin."""
@@ -87,18 +88,6 @@ def _by_kernel(q: Array, k: Array, v: Array, causal: bool, scale: Any) -> Array:
     return attended.swapaxes(1, 2)
 
 
-def whole_places(places: Array, count: int, axes: Axes, order: str) -> Array:
-    """Where ``places`` among the ``count`` rows of a rank are in the whole sequence."""
-    if not axes:
-        return places
-    rank, ways = lax.axis_index(axes), lax.axis_size(axes)
-    if order != "zigzag":
-        return rank * count + places
-    half = count // 2
-    late = (2 * ways - 1 - rank) * half + places - half
-    return jnp.where(places < half, rank * half + places, late)
-
-
 def _rows(
     q: Array,
     k: Array,
@@ -120,7 +109,10 @@ def _rows(
     scores = scores.astype(jnp.promote_types(scores.dtype, jnp.float32)) * scale
     least = jnp.finfo(scores.dtype).min
     if causal:
-        rows = whole_places(first + jnp.arange(s), count, axes, order)
+        rows = first + jnp.arange(s)
+        if axes:
+            rank, ways = lax.axis_index(axes), lax.axis_size(axes)
+            rows = places_in_whole(rows, count, rank, ways, order)
         scores = jnp.where(rows[:, None] >= jnp.arange(t), scores, least)
     if mask is not None:
         mask = jnp.broadcast_to(mask, (b, h, s, t)).reshape(scores.shape)
@@ -134,10 +126,10 @@ def _by_rows(rows: Callable[..., Array], q: Array, k: Array, v: Array, mask: Arr
     """``rows(q, k, v, mask, first)`` a block at a time."""
 
     def block(first: Any, size: int, out: Array) -> Array:
-        made = rows(_cut(q, first, size), k, v, _cut(mask, first, size), first)
+        made = rows(rows_cut(q, first, size), k, v, rows_cut(mask, first, size), first)
         return lax.dynamic_update_slice_in_dim(out, made, first, 2)
 
-    return _over_blocks(q, k, block, jnp.zeros(q.shape, v.dtype))
+    return over_blocks(q, k, block, jnp.zeros(q.shape, v.dtype))
 
 
 def _forward(rows: Any, q: Array, k: Array, v: Array, mask: Array) -> tuple[Array, Any]:
@@ -149,12 +141,12 @@ def _backward(rows: Callable[..., Array], kept: Any, g: Array) -> tuple[Array, .
     biased = mask is not None and mask.dtype != jnp.bool_
 
     def block(first: Any, size: int, so_far: Any) -> Any:
-        here = _cut(mask, first, size)
-        given = (_cut(q, first, size), k, v, *((here,) if biased else ()))
+        here = rows_cut(mask, first, size)
+        given = (rows_cut(q, first, size), k, v, *((here,) if biased else ()))
         _, pull = jax.vjp(
             lambda q, k, v, *bias: rows(q, k, v, bias[0] if biased else here, first), *given
         )
-        dq, dk, dv, *bias = pull(_cut(g, first, size))
+        dq, dk, dv, *bias = pull(rows_cut(g, first, size))
         updated = [
             lax.dynamic_update_slice_in_dim(so_far[0], dq, first, 2),
             so_far[1] + dk,
@@ -168,7 +160,7 @@ def _backward(rows: Callable[..., Array], kept: Any, g: Array) -> tuple[Array, .
         jnp.zeros(x.shape, jnp.promote_types(x.dtype, jnp.float32))
         for x in (k, v, *((mask,) if biased else ()))
     ]
-    dq, dk, dv, *bias = _over_blocks(q, k, block, tuple(zeros))
+    dq, dk, dv, *bias = over_blocks(q, k, block, tuple(zeros))
     last = bias[0].astype(mask.dtype) if biased else None
     return dq, dk.astype(k.dtype), dv.astype(v.dtype), last
 
@@ -176,7 +168,7 @@ def _backward(rows: Callable[..., Array], kept: Any, g: Array) -> tuple[Array, .
 _by_rows.defvjp(_forward, _backward)
 
 
-def _over_blocks(q: Array, k: Array, block: Callable[..., Any], start: Any) -> Any:
+def over_blocks(q: Array, k: Array, block: Callable[..., Any], start: Any) -> Any:
     """``block(first row, rows, so far)`` for every block of the rows of q, the last one shorter."""
     s, d = q.shape[2:]
     size = rows_of_block(s, k.shape[2], d)
@@ -194,7 +186,7 @@ def _over_blocks(q: Array, k: Array, block: Callable[..., Any], start: Any) -> A
     return block(s - rest, rest, full_blocks) if rest else full_blocks
 
 
-def _cut(x: Array, first: Any, size: int) -> Array:
+def rows_cut(x: Array, first: Any, size: int) -> Array:
     """Rows of q or of what lies beside it; a mask for all rows alike stays."""
     if x is None or x.shape[2] == 1:
         return x

@@ -20,8 +20,8 @@ call                                                 forward             backwar
 ``whole(x, axis)``                                   nothing             zeros past rank 0
 ===================================================  ==================  ==================
 
-The mesh axis divides every dim that is cut. With ``order="zigzag"`` pieces of the dim lie so (see
-zigzag), and in `all_to_all` those of the dim ``zigzag``. jax's own derivatives of collectives answer for values
+The mesh axis divides every dim that is cut. With ``order="zigzag"`` its pieces lie so (`to_zigzag`),
+in `all_to_all` those of the dim ``zigzag``. jax's own derivatives of collectives answer for values
 that vary over an axis or do not; these are right for what a plan says, a partial sum included.
 """
 

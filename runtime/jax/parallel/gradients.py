@@ -31,7 +31,7 @@ def clipped(gradients: Arrays, norm: Array, largest: float) -> Arrays:
 
 
 def own_pieces(layout: Layout, parameters: Arrays) -> dict[str, Array]:
-    """Of parameters that are whole over the ranks that share state, the pieces that this device updates."""
+    """Of parameters that devices which share state hold whole, the pieces that this one updates."""
     return {k: own_part(layout, k, p) for k, p in parameters.items()}
 
 

@@ -59,3 +59,12 @@ def among_zeros(x: Array, dim: int, rank: Array, ways: int) -> Array:
     zeros = jnp.zeros((*x.shape[:dim], 2 * ways * size, *x.shape[dim + 1 :]), x.dtype)
     made = lax.dynamic_update_slice_in_dim(zeros, early, rank * size, dim)
     return lax.dynamic_update_slice_in_dim(made, late, (2 * ways - 1 - rank) * size, dim)
+
+
+def places_in_whole(places: Array, count: int, rank: Array, ways: int, order: str) -> Array:
+    """Where ``places`` among the ``count`` of a rank are in the whole sequence."""
+    if order != "zigzag":
+        return rank * count + places
+    half = count // 2
+    late = (2 * ways - 1 - rank) * half + places - half
+    return jnp.where(places < half, rank * half + places, late)
