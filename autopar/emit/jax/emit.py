@@ -321,8 +321,17 @@ def _outputs(lowered: Lowered) -> list[str]:
         return []
     lines = ["", "# what `loss` returns beside the loss: split along a dim, or shares to add up"]
     kinds = []
+    along = [a for a in SEQUENCES if lowered.mesh.size(a) > 1]
     for output in others:
         placements = [output.wanted.on(a) for a in lowered.mesh.axes if a in BATCH_AXES]
+        if along and any(placed.kind == "S" for placed in placements):
+            shape = list(lowered.graph.tensors[output.name].shape)
+            raise JaxEmitError(
+                f"the loss returns {output.name} {shape} beside the loss, of which ranks along "
+                f"{' and '.join(along)} have parts of each sample: return sums over the batch, or "
+                "plan without cp",
+                dict.fromkeys(along, "1"),
+            )
         first = placements[0] if placements else None
         kinds.append("None" if first is None else str(first.dim) if first.kind == "S" else '"sum"')
     rest = "," if len(kinds) == 1 else ""

@@ -76,5 +76,6 @@ __all__ = [
     "layer", "layer_norm", "layers", "linear", "make_mesh", "next_scale", "norm_of",
     "optimizer_step", "overflowed", "own_pieces", "pad", "paths_of", "placed", "put",
     "read_constants", "read_draws", "read_workload", "reduce_scatter", "reducing", "restore",
-    "ring_attention", "rms_norm", "save", "scaled_norm", "scatter", "see_devices", "settled", "shard", "whole",
+    "ring_attention", "rms_norm", "save", "scaled_norm", "scatter", "see_devices", "settled",
+    "shard", "whole",
 ]  # fmt: skip

@@ -20,9 +20,10 @@ call                                                 forward             backwar
 ``whole(x, axis)``                                   nothing             zeros past rank 0
 ===================================================  ==================  ==================
 
-The mesh axis divides every dim that is cut. With ``order="zigzag"`` its pieces lie so (`to_zigzag`),
-in `all_to_all` those of the dim ``zigzag``. jax's own derivatives of collectives answer for values
-that vary over an axis or do not; these are right for what a plan says, a partial sum included.
+The mesh axis divides every dim that is cut. With ``order="zigzag"`` pieces of that lie so (see
+`to_zigzag`), in `all_to_all` those of the dim ``zigzag``. jax's own derivatives of collectives
+answer for values that vary over an axis or do not; these are right for what a plan says, a partial
+sum included.
 """
 
 from __future__ import annotations

@@ -78,10 +78,10 @@ def ring_attention(
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attended(ring: Ring, q: Array, k: Array, v: Array, mask: Array) -> Array:
-    return _forward(ring, q, k, v, mask)[0]
+    return _attended_forward(ring, q, k, v, mask)[0]
 
 
-def _forward(ring: Ring, q: Array, k: Array, v: Array, mask: Array) -> tuple[Array, Any]:
+def _attended_forward(ring: Ring, q: Array, k: Array, v: Array, mask: Array) -> tuple[Array, Any]:
     wide = jnp.promote_types(q.dtype, jnp.float32)
     b, h, s, _ = q.shape
     state: Carry = (
@@ -103,7 +103,7 @@ def _forward(ring: Ring, q: Array, k: Array, v: Array, mask: Array) -> tuple[Arr
     return out, (q, k, v, mask, out, tuple(checkpoint_name(x, MOVED) for x in kept))
 
 
-def _backward(ring: Ring, kept: Any, g: Array) -> tuple[Any, ...]:
+def _attended_backward(ring: Ring, kept: Any, g: Array) -> tuple[Any, ...]:
     q, k, v, mask, out, normal = kept
     # else XLA keeps what came around in forward, since the same goes around here
     k, v, g = lax.optimization_barrier((k, v, g))
@@ -122,7 +122,7 @@ def _backward(ring: Ring, kept: Any, g: Array) -> tuple[Any, ...]:
     return dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype), None
 
 
-_attended.defvjp(_forward, _backward)
+_attended.defvjp(_attended_forward, _attended_backward)
 
 
 # -- around ---------------------------------------------------------------------------------------

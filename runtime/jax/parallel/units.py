@@ -95,9 +95,7 @@ def _alone(piece: Array, dim: int, moved: Any, axes: Axes) -> Array:
     return result
 
 
-def _unit(
-    pieces: list[Array], dims: list[int], stored: str, moved: str, axes: Axes
-) -> list[Array]:
+def _unit(pieces: list[Array], dims: list[int], stored: str, moved: str, axes: Axes) -> list[Array]:
     shapes = [jnp.moveaxis(p, d, 0).shape for p, d in zip(pieces, dims, strict=True)]
 
     def forward(pieces: list[Array]) -> list[Array]:
