@@ -182,7 +182,7 @@ def plan_captured(
     flow, obstacle = flow_or_obstacle(graph, batch_dims)
     mixed = mixed_unit(captured, workload)
     pins = unsharded(pins, mixed) if mixed else pins
-    check_ways(graph, pins, obstacle, captured.samples)
+    check_ways(graph, pins, obstacle, captured.samples, workload.framework)
     cuts_of = partial(_cuts, batch_dims=batch_dims, pins=pins, workload=workload, cluster=cluster)
     question = Question(
         graph=graph,

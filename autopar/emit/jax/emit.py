@@ -21,13 +21,12 @@ from autopar.emit.names import BUILTINS, first_free, identifier, is_attribute
 from autopar.emit.roles import Known, roles, unnamed
 from autopar.emit.sizes import Sizes
 from autopar.emit.text import Lines, tuple_text
-from autopar.lowering.lowered import BATCH_AXES, Lowered
+from autopar.lowering.lowered import BATCH_AXES, Lowered, stored
 from autopar.nouns.axes import MICROBATCH, SAMPLES, SEQUENCES
 from autopar.nouns.batch import BatchEntry
 from autopar.nouns.graph import Block
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Plan
-from autopar.nouns.sharding import Sharding
 
 FILE = "model.py"
 OWN = (
@@ -103,7 +102,7 @@ def emit(
     ]
     code = "\n".join(tables) + "\n\n\n" + "\n\n\n".join(parts) + "\n"
     model = f"{_docstring(lowered, plan, captured, code)}\n\n{_imports(code)}\n\n{code}"
-    step = train.train_text(_how(plan, captured, code))
+    step = train.train_text(_how(plan, captured, lowered, code))
     base = parallel.parallel_text((model, step), ABOUT_PARALLEL)
     return {FILE: model, train.FILE: step, parallel.FILE: base}
 
@@ -147,7 +146,13 @@ def _arguments(lowered: Lowered) -> dict[str, dict[str, str]]:
     return names
 
 
-def _how(plan: Plan, captured: CapturedModel, code: str) -> train.How:
+def _in_pieces(lowered: Lowered) -> bool:
+    """Whether axes that split the batch split parameters, too."""
+    held = (v.produced for v in lowered.tensors.values() if v.tensor.role == "parameter")
+    return any(a in BATCH_AXES and p.kind == "S" for one in held for a, p in one.placements)
+
+
+def _how(plan: Plan, captured: CapturedModel, lowered: Lowered, code: str) -> train.How:
     """What the text of a step follows from."""
     mesh = plan.program_mesh
     return train.How(
@@ -156,6 +161,7 @@ def _how(plan: Plan, captured: CapturedModel, code: str) -> train.How:
         microbatches=plan.microbatches,
         clip_norm=plan.clip_norm,
         deferred=", deferred=(" in code,
+        pieces=any(map(_in_pieces, (lowered, *lowered.blocks.values()))),
         optimizer=plan.optimizer,
         precision=plan.precision,
         draws=any(entry.kind == "drawn" for entry in captured.batch),
@@ -206,7 +212,7 @@ def _parameter_rows(lowered: Lowered, indent: int) -> list[str]:
         tensor = value.tensor
         if tensor.role not in ("parameter", "buffer"):
             continue
-        model = Sharding(tuple((a, p) for a, p in value.produced.placements if a not in BATCH_AXES))
+        model = stored(value.produced)
         split = [model.split_axes(dim) for dim in range(len(tensor.shape))]
         last = max((dim for dim, axes in enumerate(split) if axes), default=-1)
         dims = (literal(_single(axes)) if axes else "None" for axes in split[: last + 1])

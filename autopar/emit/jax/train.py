@@ -29,6 +29,8 @@ class How:
     """What decides about the text of a step.
 
     deferred:  whether some gradients are partial sums over model axes when backward ends.
+    pieces:    whether axes that split the batch split some parameters, too: their gradients are
+               sums over the others.
     slots:     what the optimizer keeps of every parameter.
     frozen:    whether there are parameters without gradients.
     outputs:   whether the loss function returns more than the loss.
@@ -53,6 +55,7 @@ class How:
     draws: bool = False
     stacks: bool = False
     workload: str = ""
+    pieces: bool = False
 
     @property
     def data(self) -> tuple[str, ...]:
@@ -259,7 +262,7 @@ def _names(axes: tuple[str, ...]) -> str:
 
 def _differs(how: How) -> bool:
     """Whether gradients are not all reduced alike."""
-    return how.shards or how.deferred
+    return how.shards or how.deferred or how.pieces
 
 
 def _reduced(how: How) -> list[str]:
@@ -270,9 +273,10 @@ def _reduced(how: How) -> list[str]:
     rest = how.data
     if how.shards:
         rest = tuple(axis for axis in how.data if axis not in how.sharing)
-        every = _names(how.data)
+        every = "leaf.summed" if how.pieces else _names(how.data)
         if how.deferred:
-            every = f"({', '.join(map(literal, how.data))}, *leaf.parameter.deferred)"
+            batch = "*leaf.summed" if how.pieces else ", ".join(map(literal, how.data))
+            every = f"({batch}, *leaf.parameter.deferred)"
         shared = " and ".join(how.sharing)
         divides = "divides" if len(how.sharing) == 1 else "divide"
         lines.add("if leaf.cut is None:", f"no dim that {shared} {divides}: whole on every device")
@@ -281,7 +285,8 @@ def _reduced(how: How) -> list[str]:
             over = _names(how.sharing) if how.plain else "leaf.sharing"
             lines.add(f"gradient = scatter(gradient, leaf.dim, {over})", "a reduce-scatter")
     if rest:
-        lines.add(f"gradient = lax.psum(gradient, {_names(rest)})")
+        over = "leaf.summed" if how.pieces and not how.shards else _names(rest)
+        lines.add(f"gradient = lax.psum(gradient, {over})")
     if how.deferred:
         lines.add("if leaf.parameter.deferred:", "model axes whose devices have parts of it")
         lines.lines.append("        gradient = lax.psum(gradient, leaf.parameter.deferred)")

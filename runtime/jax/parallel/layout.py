@@ -39,7 +39,8 @@ class MissingParameters(KeyError):
 @dataclass(frozen=True)
 class Leaf:
     """One array of the state. ``layers`` are the module paths stacked along dim 0, () for none;
-    ``cut`` is the dim of one layer that the axes ``sharing`` cut, None for none."""
+    ``cut`` is the dim of one layer that the axes ``sharing`` cut, None for none. ``summed`` are the
+    axes of the batch over which its gradient is a sum: those that do not split it themselves."""
 
     key: str
     name: str
@@ -47,6 +48,7 @@ class Leaf:
     layers: tuple[str, ...]
     cut: int | None
     sharing: tuple[str, ...] = ()
+    summed: tuple[str, ...] = ()
 
     @property
     def dim(self) -> int | None:
@@ -215,11 +217,13 @@ def _leaf(
     leaf = Leaf(key, name, parameter, layers, None)
     splits = [leaf.axes(d) for d in range(len(parameter.shape))]
     own = {axis for axes in splits for axis in axes}
-    sharing = tuple(a for a in SHARING if mesh.get(a, 1) > 1 and a not in own)
+    summed = tuple(a for a in DATA_AXES if mesh.get(a, 1) > 1 and a not in own)
+    leaf = Leaf(key, name, parameter, layers, None, summed=summed)
+    sharing = tuple(a for a in SHARING if a in summed)
     shard = math.prod(mesh[a] for a in sharing)
     if shard == 1 or settings.zero < 1 or parameter.buffer:
         return leaf
     degrees = (math.prod(mesh[a] for a in axes) for axes in splits)
     local = [size // degree for size, degree in zip(parameter.shape, degrees, strict=True)]
     cut = next((d for d, size in enumerate(local) if size % shard == 0), None)
-    return Leaf(key, name, parameter, layers, cut, sharing if cut is not None else ())
+    return Leaf(key, name, parameter, layers, cut, sharing if cut is not None else (), summed)
