@@ -21,4 +21,5 @@ def call(step: Step, x: str, lowered: Lowered, name: str) -> str:
     if kinds not in CALLS:
         raise JaxEmitError(f"no collective goes from {step.source} to {step.target} on {step.axis}")
     source, target = (lowered.lies(name, step.axis, p) for p in (step.source, step.target))
-    return call_of(replace(step, source=source, target=target), kinds, x)
+    step = replace(step, source=source, target=target)
+    return call_of(step, kinds, x)

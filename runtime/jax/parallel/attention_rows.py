@@ -113,7 +113,8 @@ def _rows(
         if axes:
             rank, ways = lax.axis_index(axes), lax.axis_size(axes)
             rows = places_in_whole(rows, count, rank, ways, order)
-        scores = jnp.where(rows[:, None] >= jnp.arange(t), scores, least)
+        columns = jnp.arange(t)
+        scores = jnp.where(rows[:, None] >= columns, scores, least)
     if mask is not None:
         mask = jnp.broadcast_to(mask, (b, h, s, t)).reshape(scores.shape)
         scores = jnp.where(mask, scores, least) if mask.dtype == jnp.bool_ else scores + mask

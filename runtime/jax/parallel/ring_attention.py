@@ -303,8 +303,9 @@ def _scores(scale: float, q: Array, k: Array, hide: Any, first: Any) -> tuple[Ar
         None if x is None else jnp.broadcast_to(x, (b, h, s, k.shape[2])).reshape(scores.shape)
         for x in hide(first + jnp.arange(s), first)
     )
-    scores = scores if added is None else scores + added
-    return scores if seen is None else jnp.where(seen, scores, jnp.finfo(scores.dtype).min), seen
+    if seen is not None:
+        scores = jnp.where(seen, scores, jnp.finfo(scores.dtype).min)
+    return scores if added is None else scores + added, seen
 
 
 def _grouped(x: Array, k: Array) -> Array:
