@@ -83,7 +83,7 @@ def _loss_experts(params: Tree, batch: Tree) -> Any:
     weights = jax.nn.softmax(x @ params["gate"], axis=-1)
     chosen = jax.nn.one_hot(weights.argmax(-1), 4)
     place = jnp.cumsum(chosen, axis=1) * chosen - 1
-    sent = chosen[..., None] * jax.nn.one_hot(place.max(-1), 2)[:, :, None]
+    sent = chosen[..., None] * jax.nn.one_hot(place.max(-1).astype(jnp.int32), 2)[:, :, None]
     given = jnp.einsum("gsm,gsec->egcm", x, sent)
     made = jnp.einsum("egcm,emf->egcf", given, params["up"])
     made = jnp.einsum("egcf,efm->egcm", jax.nn.gelu(made), params["down"])
