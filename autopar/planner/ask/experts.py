@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from autopar.nouns.axes import EXPERT, EXPERT_TENSOR
+from autopar.nouns.axes import EXPERT, EXPERT_TENSOR, TENSOR
 from autopar.nouns.graph import Graph, Op
 from autopar.nouns.layout import LayoutError, alternatives, divisors
 from autopar.rules.expert_products import expert_products
@@ -60,6 +60,12 @@ def check_matrices(graph: Graph, etp: int) -> None:
     """Raises `LayoutError` where ``etp`` ranks cannot split the matrices of every layer's experts:
     their width does not divide, or a bias behind the second product would be added by each."""
     layers = _layers(graph)
+    if not layers and any(_written_out(graph)):
+        raise LayoutError(
+            f"--fix etp={etp}: of experts that are written out as products tp splits the matrices "
+            f"or the experts, as is fastest: take tp={etp} in its place",
+            {EXPERT_TENSOR: "1", TENSOR: str(etp)},
+        )
     if not layers:
         raise LayoutError(
             f"--fix etp={etp}: the model has no layer of experts whose matrices ranks could split; "
