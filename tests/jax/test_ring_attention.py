@@ -16,6 +16,7 @@ from autopar.runtime.jax.parallel.ring_attention import ring_attention
 from autopar.runtime.jax.parallel.zigzag import from_zigzag, to_zigzag, zigzag_places
 
 B, H, G, S, D = 2, 4, 2, 24, 8
+P: Any = PartitionSpec
 AXES = {"one": ("a",), "two": ("a", "b")}
 
 
@@ -36,8 +37,8 @@ def split(function: Any, mask: Any, axes: tuple[str, ...], order: str) -> Any:
     """``function(q, k, v, mask)`` of whole arrays in natural order, run on pieces."""
     mesh = jax.make_mesh((2, 2), ("a", "b"), axis_types=(AxisType.Auto,) * 2)
     ways = 2 ** len(axes)
-    spec = PartitionSpec(None, None, axes)
-    of_mask = PartitionSpec(None, None, axes if mask is not None and mask.shape[2] > 1 else None)
+    spec = P(None, None, axes)
+    of_mask = P(None, None, axes if mask is not None and mask.shape[2] > 1 else None)
     turned = partial(to_zigzag, dim=2, ways=ways) if order == "zigzag" else lambda x: x
 
     def run(q: Any, k: Any, v: Any) -> Any:
@@ -60,7 +61,7 @@ def gathered(axes: tuple[str, ...], causal: bool, order: str) -> Any:
         whole = [jax.lax.all_gather(x, axes, axis=2, tiled=True) for x in (k, v)]
         whole = [from_zigzag(x, 2, ways) for x in whole] if order == "zigzag" else whole
         rows = axes if causal else ()
-        return attention(q, *whole, mask, causal=causal, scale=0.3, rows=rows, order=order)
+        return attention(q, whole[0], whole[1], mask, causal, 0.3, rows, order)
 
     return function
 
@@ -94,7 +95,9 @@ def test_values_and_gradients_are_those_of_one_device(
             return attention(q, k, v, given, causal=causal, scale=0.3)
 
         def both(function: Any) -> Any:
-            total = lambda *x: (weights * function(*x)).sum()  # noqa: E731
+            def total(*given: Any) -> Any:
+                return (weights * function(*given)).sum()
+
             return jax.jit(jax.value_and_grad(total, (0, 1, 2)))(q, k, v)
 
         pairs = zip(jax.tree.leaves(both(ours)), jax.tree.leaves(both(one)), strict=True)

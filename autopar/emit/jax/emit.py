@@ -10,6 +10,7 @@ from typing import Protocol
 from autopar.emit.constants import holding, literal
 from autopar.emit.headings import count_of, state_held, train_heading
 from autopar.emit.jax import parallel, train
+from autopar.emit.jax.batch import batch_table, in_pieces, outputs_table
 from autopar.emit.jax.errors import JaxEmitError
 from autopar.emit.jax.functions import Marks, Printing, body
 from autopar.emit.jax.legend import WORDS
@@ -21,8 +22,8 @@ from autopar.emit.names import BUILTINS, first_free, identifier, is_attribute
 from autopar.emit.roles import Known, roles, unnamed
 from autopar.emit.sizes import Sizes
 from autopar.emit.text import Lines, tuple_text
-from autopar.lowering.lowered import BATCH_AXES, Lowered, stored
-from autopar.nouns.axes import MICROBATCH, SAMPLES, SEQUENCES
+from autopar.lowering.lowered import Lowered, stored
+from autopar.nouns.axes import MICROBATCH
 from autopar.nouns.batch import BatchEntry
 from autopar.nouns.graph import Block
 from autopar.nouns.mesh import Mesh
@@ -97,8 +98,8 @@ def emit(
         *_blocks(lowered),
         *_stacks(captured),
         "",
-        *_batch(captured, lowered, plan.microbatches),
-        *_outputs(lowered),
+        *batch_table(_read(captured), lowered, plan.microbatches),
+        *outputs_table(lowered),
     ]
     code = "\n".join(tables) + "\n\n\n" + "\n\n\n".join(parts) + "\n"
     model = f"{_docstring(lowered, plan, captured, code)}\n\n{_imports(code)}\n\n{code}"
@@ -146,12 +147,6 @@ def _arguments(lowered: Lowered) -> dict[str, dict[str, str]]:
     return names
 
 
-def _in_pieces(lowered: Lowered) -> bool:
-    """Whether axes that split the batch split parameters, too."""
-    held = (v.produced for v in lowered.tensors.values() if v.tensor.role == "parameter")
-    return any(a in BATCH_AXES and p.kind == "S" for one in held for a, p in one.placements)
-
-
 def _how(plan: Plan, captured: CapturedModel, lowered: Lowered, code: str) -> train.How:
     """What the text of a step follows from."""
     mesh = plan.program_mesh
@@ -161,7 +156,7 @@ def _how(plan: Plan, captured: CapturedModel, lowered: Lowered, code: str) -> tr
         microbatches=plan.microbatches,
         clip_norm=plan.clip_norm,
         deferred=", deferred=(" in code,
-        pieces=any(map(_in_pieces, (lowered, *lowered.blocks.values()))),
+        pieces=any(map(in_pieces, (lowered, *lowered.blocks.values()))),
         optimizer=plan.optimizer,
         precision=plan.precision,
         draws=any(entry.kind == "drawn" for entry in captured.batch),
@@ -282,66 +277,9 @@ def _instances(names: tuple[str, ...]) -> str:
     return tuple_text(names)
 
 
-def _batch(captured: CapturedModel, lowered: Lowered, microbatches: int) -> list[str]:
-    lines = ["# the first dim counts microbatches: shapes of all devices", "BATCH = {"]
-    for entry in _read(captured):
-        dims = ["None"] * (2 if entry.batch_dim is not None else 1)
-        if entry.batch_dim is not None and (samples := _over(lowered.mesh, SAMPLES)):
-            dims[1] = samples
-        along = _along(lowered, entry)
-        if along is not None:
-            dims += ["None"] * (along + 2 - len(dims))
-            dims[along + 1] = _over(lowered.mesh, SEQUENCES)
-        shape = entry.shape
-        if entry.batch_dim is not None:
-            shape = (shape[0] // microbatches, *shape[1:])
-        spec = f"P({', '.join(dims)})"
-        lines.append(f"    {literal(entry.name)}: {spec},  # {[microbatches, *shape]}")
-    return [*lines, "}"]
-
-
-def _over(mesh: Mesh, names: tuple[str, ...]) -> str:
-    """The axes of these names, as a dim of a spec has them; empty: the mesh has none."""
-    axes = tuple(a for a in names if a in mesh.axes)
-    return literal(_single(axes)) if axes else ""
-
-
-def _along(lowered: Lowered, entry: BatchEntry) -> int | None:
-    """The dim of an entry that ranks along its sequences cut."""
-    if entry.name not in lowered.tensors:
-        return None
-    placed = lowered.tensors[entry.name].produced
-    held = {placed.on(a).dim for a in SEQUENCES if placed.on(a).kind == "S"}
-    return next(iter(held), None)
-
-
 def _read(captured: CapturedModel) -> list[BatchEntry]:
     """The entries that a program is given."""
     return [entry for entry in captured.batch if entry.kind != "key"]
-
-
-def _outputs(lowered: Lowered) -> list[str]:
-    """How data axes and microbatches hold what `loss` returns beside the loss."""
-    others = lowered.outputs[1:]
-    if not others:
-        return []
-    lines = ["", "# what `loss` returns beside the loss: split along a dim, or shares to add up"]
-    kinds = []
-    along = [a for a in SEQUENCES if lowered.mesh.size(a) > 1]
-    for output in others:
-        placements = [output.wanted.on(a) for a in lowered.mesh.axes if a in BATCH_AXES]
-        if along and any(placed.kind == "S" for placed in placements):
-            shape = list(lowered.graph.tensors[output.name].shape)
-            raise JaxEmitError(
-                f"the loss returns {output.name} {shape} beside the loss, of which ranks along "
-                f"{' and '.join(along)} have parts of each sample: return sums over the batch, or "
-                "plan without cp",
-                dict.fromkeys(along, "1"),
-            )
-        first = placements[0] if placements else None
-        kinds.append("None" if first is None else str(first.dim) if first.kind == "S" else '"sum"')
-    rest = "," if len(kinds) == 1 else ""
-    return [*lines, f"OUTPUTS = ({', '.join(kinds)}{rest})"]
 
 
 def _block_function(lowered: Lowered, block: Block, printing: Printing) -> str:

@@ -218,14 +218,16 @@ def _seen_of(
         return run((0, s), t, None, carry)
     if not any(back):
         return run((0, s), t, triangle, carry)
-    later: Callable[[Carry], Carry] = lambda carry: carry  # noqa: E731
-    columns = t
-    if ring.order == "zigzag":  # its late rows see all of a later piece, all rows early columns
-        later = lambda carry: run((s // 2, s), t, None, carry)  # noqa: E731
-        columns = t // 2
-    made: Carry = lax.cond(
-        piece < rank, lambda carry: run((0, s), columns, None, carry), later, carry
-    )
+
+    def earlier(carry: Carry) -> Carry:
+        """All rows see a piece before them, in zigzag its early columns."""
+        return run((0, s), t // 2 if ring.order == "zigzag" else t, None, carry)
+
+    def later(carry: Carry) -> Carry:
+        """None see one behind them; in zigzag the late rows do."""
+        return run((s // 2, s), t, None, carry) if ring.order == "zigzag" else carry
+
+    made: Carry = lax.cond(piece < rank, earlier, later, carry)
     return made
 
 
