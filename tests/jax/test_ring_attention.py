@@ -35,11 +35,11 @@ def masks() -> dict[str, Any]:
 
 def split(function: Any, mask: Any, axes: tuple[str, ...], order: str) -> Any:
     """``function(q, k, v, mask)`` of whole arrays in natural order, run on pieces."""
-    mesh = jax.make_mesh((2, 2), ("a", "b"), axis_types=(AxisType.Auto,) * 2)
+    mesh: Any = jax.make_mesh((2, 2), ("a", "b"), axis_types=(AxisType.Auto,) * 2)
     ways = 2 ** len(axes)
     spec = P(None, None, axes)
     of_mask = P(None, None, axes if mask is not None and mask.shape[2] > 1 else None)
-    turned = partial(to_zigzag, dim=2, ways=ways) if order == "zigzag" else lambda x: x
+    turned: Any = partial(to_zigzag, dim=2, ways=ways) if order == "zigzag" else lambda x: x
 
     def run(q: Any, k: Any, v: Any) -> Any:
         given = [turned(x) for x in (q, k, v)]
