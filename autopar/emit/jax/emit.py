@@ -98,7 +98,7 @@ def emit(
         *_blocks(lowered),
         *_stacks(captured),
         "",
-        *batch_table(_read(captured), lowered, plan.microbatches),
+        *batch_table(_read(captured), lowered, plan),
         *outputs_table(lowered),
     ]
     code = "\n".join(tables) + "\n\n\n" + "\n\n\n".join(parts) + "\n"
