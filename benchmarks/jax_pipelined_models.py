@@ -45,7 +45,8 @@ def _t5() -> autopar.Workload:
     parts = encoders.t5(LAYERS // 2)
 
     def batch(step: int = 0) -> Batch:
-        return parts.batch(np.random.default_rng(step))
+        made: Batch = parts.batch(np.random.default_rng(step))
+        return made
 
     return autopar.Workload(loss=parts.loss, init=parts.init, batch=batch, clip_norm=1.0)
 

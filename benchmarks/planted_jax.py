@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from benchmarks import planted_jax_sequences
 from benchmarks.planting import CARRIED, Case, Planted
 
 CASES: Mapping[str, Case] = {
@@ -13,6 +14,7 @@ CASES: Mapping[str, Case] = {
     "jax half zero 2": Case("jax_half", {"dp_shard": "2", "zero": "2"}),
     "jax narrow tp": Case("jax_narrow", {"tp": "2"}),
     "jax ops replicate": Case("jax_ops", {"dp_replicate": "2"}),
+    **planted_jax_sequences.CASES,
 }
 
 
@@ -86,7 +88,7 @@ ERRORS: tuple[Planted, ...] = (
     _runtime("a unit's parameters are mixed up", "gpt zero 3",
         "units:_unit", "start += part.size", "start = part.size"),
     _runtime("a token sees those before it alone", "gpt tp",
-        "attention_rows:_rows", "rows >= columns", "rows > columns"),
+        "attention_rows:_rows", "rows[:, None] >= columns", "rows[:, None] > columns"),
     _runtime("every rank updates the first piece", "gpt zero 1",
         "collectives:own_piece", "lax.axis_index(axis) * size", "0 * size"),
     _runtime("second moments are not corrected", "gpt zero 3",
@@ -111,4 +113,5 @@ ERRORS: tuple[Planted, ...] = (
         "for n in leaf.names]) if", "for n in leaf.names[::-1]]) if"),
     _runtime("half of the loss's scale stays in gradients (jax)", "half zero 2",
         "step:Step.value_and_grad", "(g / scale)", "(2 * g / scale)"),
+    *planted_jax_sequences.ERRORS,
 )  # fmt: skip

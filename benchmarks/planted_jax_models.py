@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -25,25 +26,32 @@ def _norm(x: Any, scale: Any, shift: Any) -> Any:
     return y * jax.lax.rsqrt(jnp.square(y).mean(-1, keepdims=True) + 1e-2) * scale + shift
 
 
-def _init_gpt(key: Any) -> Tree:
+def _init_gpt(key: Any, length: int = S) -> Tree:
     n, m = LAYERS, 2 * C
     layer = {
         "scale": (n, C), "shift": (n, C), "qkv": (n, 3, C, C), "out": (n, C, C),
         "up": (n, C, m), "down": (n, m, C),
     }  # fmt: skip
-    whole = {"tokens": (V, C), "positions": (S, C), "scale": (C,), "shift": (C,), "head": (V, C)}
+    whole = {
+        "tokens": (V, C),
+        "positions": (length, C),
+        "scale": (C,),
+        "shift": (C,),
+        "head": (V, C),
+    }
     return {**_weights(key, whole), "layers": _weights(jax.random.fold_in(key, 1), layer)}
 
 
 def _loss_gpt(params: Tree, batch: Tree) -> Any:
     x = params["tokens"][batch["ids"]] + params["positions"]
+    s = x.shape[1]
 
     def layer(x: Any, p: Tree) -> tuple[Any, None]:
         h = _norm(x, p["scale"], p["shift"])
         q, k, v = (jnp.einsum("bsc,dc->bsd", h, p["qkv"][i]) for i in range(3))
         q, k, v = (t.reshape(*t.shape[:2], H, C // H).transpose(0, 2, 1, 3) for t in (q, k, v))
         scores = jnp.einsum("bhsd,bhtd->bhst", q, k) * 0.4
-        scores = jnp.where(jnp.tril(jnp.ones((S, S), bool)), scores, -1e30)
+        scores = jnp.where(jnp.tril(jnp.ones((s, s), bool)), scores, -1e30)
         mixed = jnp.einsum("bhst,bhtd->bhsd", jax.nn.softmax(scores, axis=-1), v)
         x = x + jnp.einsum("bsc,dc->bsd", mixed.transpose(0, 2, 1, 3).reshape(x.shape), p["out"])
         return x + jax.nn.gelu(x @ p["up"]) @ p["down"], None
@@ -54,10 +62,34 @@ def _loss_gpt(params: Tree, batch: Tree) -> Any:
     return -jnp.take_along_axis(likely, batch["labels"][..., None], axis=-1).mean()
 
 
-def _tokens(step: int = 0) -> dict[str, np.ndarray]:
+def _tokens(step: int = 0, length: int = S) -> dict[str, np.ndarray]:
     draws = np.random.default_rng(step)
-    tokens, labels = (draws.integers(0, V, (B, S)).astype(np.int32) for _ in range(2))
+    tokens, labels = (draws.integers(0, V, (B, length)).astype(np.int32) for _ in range(2))
     return {"ids": tokens, "labels": labels}
+
+
+def _eight_tokens(step: int = 0) -> dict[str, np.ndarray]:
+    return _tokens(step, length=8)
+
+
+def _init_experts(key: Any) -> Tree:
+    shapes = {"tokens": (V, C), "gate": (C, 4), "up": (4, C, 2 * C), "down": (4, 2 * C, C)}
+    return _weights(key, {**shapes, "head": (C, V)})
+
+
+def _loss_experts(params: Tree, batch: Tree) -> Any:
+    """Every token to the best of four experts, which have two places for those of a sample."""
+    x = params["tokens"][batch["ids"]]
+    weights = jax.nn.softmax(x @ params["gate"], axis=-1)
+    chosen = jax.nn.one_hot(weights.argmax(-1), 4)
+    place = jnp.cumsum(chosen, axis=1) * chosen - 1
+    sent = chosen[..., None] * jax.nn.one_hot(place.max(-1).astype(jnp.int32), 2)[:, :, None]
+    given = jnp.einsum("gsm,gsec->egcm", x, sent)
+    made = jnp.einsum("egcm,emf->egcf", given, params["up"])
+    made = jnp.einsum("egcf,efm->egcm", jax.nn.gelu(made), params["down"])
+    back = jnp.einsum("egcm,gsec->gsm", made, sent * weights.max(-1)[..., None, None])
+    likely = jax.nn.log_softmax((x + back) @ params["head"])
+    return -jnp.take_along_axis(likely, batch["labels"][..., None], axis=-1).mean()
 
 
 def _init_narrow(key: Any) -> Tree:
@@ -121,6 +153,12 @@ def _numbers(step: int = 0) -> dict[str, np.ndarray]:
 
 jax_gpt = autopar.Workload(
     loss=_loss_gpt, init=_init_gpt, batch=_tokens, learning_rate=1e-2, clip_norm=0.5
+)
+jax_long = autopar.Workload(
+    loss=_loss_gpt, init=partial(_init_gpt, length=8), batch=_eight_tokens, learning_rate=1e-2
+)
+jax_experts = autopar.Workload(
+    loss=_loss_experts, init=_init_experts, batch=_tokens, learning_rate=1e-2, clip_norm=0.05
 )
 jax_half = autopar.Workload(
     loss=_loss_gpt, init=_init_gpt, batch=_tokens, precision="float16", clip_norm=0.5

@@ -59,7 +59,7 @@ class Case:
 
     @property
     def devices(self) -> int:
-        degrees = ("pp", "tp", "tp2", "cp", "dp_shard", "dp_replicate")
+        degrees = ("pp", "tp", "tp2", "cp", "cp_ring", "cp_head", "dp_shard", "dp_replicate")
         count = 1
         for degree in degrees:
             count *= int(self.fix.get(degree, "1"))

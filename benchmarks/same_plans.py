@@ -34,6 +34,7 @@ from autopar.frontends.loading import load_workload
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.errors import UserError
 from autopar.nouns.plan import Plan
+from autopar.nouns.recompute import POLICIES
 from autopar.nouns.workload import Workload
 from autopar.planner.planning import plan_captured
 from benchmarks import llama3, pipelines, scale, sequences, unequal
@@ -79,7 +80,7 @@ def cases(family: str, folder: Path) -> Iterator[Case]:
     if family == "pipelines":
         cpus = load_cluster(CLUSTER)
         for name in pipelines.MODELS:
-            yield Case(f"pipelines, {name}", name, cpus, pipelines.plans(4))
+            yield Case(f"pipelines, {name}", name, cpus, pipelines.plans(4, POLICIES))
     elif family == "sequences":
         for name in SPLIT:
             file = str(model_file(name, folder))

@@ -22,7 +22,7 @@ from autopar.lowering.state import (
     state_collectives,
     sums,
 )
-from autopar.nouns.axes import PIPELINE, SAMPLES
+from autopar.nouns.axes import BATCH, PIPELINE
 from autopar.nouns.graph import DTYPE_BYTES
 from autopar.nouns.plan import Plan
 from autopar.nouns.prefetch import USUAL
@@ -99,7 +99,7 @@ def _beside_the_loss(lowered: Lowered) -> Iterator[tuple[str, int]]:
     added up behind the step, in at least 32 bits. XLA joins that with the sum of the loss, so no
     time is priced for it."""
     for output in lowered.outputs[1:]:
-        axes = [a for a in SAMPLES if output.wanted.on(a).kind == "P" and a in lowered.mesh.axes]
+        axes = [a for a in BATCH if output.wanted.on(a).kind == "P" and a in lowered.mesh.axes]
         tensor = lowered.graph.tensors[output.name]
         if axes:
             yield "+".join(axes), tensor.numel * max(4, DTYPE_BYTES[tensor.dtype])

@@ -97,8 +97,6 @@ def plan_cut(plan: Plan, graph: Graph, dims: Mapping[str, int]) -> BatchCut:
     Raises `LoweringError` where they cannot.
     """
     ways = max(spread.mesh.ways(SEQUENCES) for spread in plan.spreads)
-    if plan.framework == "jax" and ways > 1:
-        raise LoweringError(f"cp={ways}: JAX programs keep sequences whole")
     try:
         return batch_cut(graph, dims, ways)
     except BatchMixed as error:

@@ -184,7 +184,7 @@ def plan_captured(
     mixed = mixed_unit(captured, workload)
     pins = unsharded(pins, mixed) if mixed else pins
     check_stages(graph, pins, workload.framework)
-    check_ways(graph, pins, obstacle, captured.samples)
+    check_ways(graph, pins, obstacle, captured.samples, workload.framework)
     cuts_of = partial(_cuts, batch_dims=batch_dims, pins=pins, workload=workload, cluster=cluster)
     question = Question(
         graph=graph,
@@ -292,7 +292,7 @@ def _cuts(
     """How axes of the batch may cut the graph."""
     flow, obstacle = flow_or_obstacle(graph, batch_dims)
     if (pins.cp or 1) > 1:
-        return cuts_along(graph, batch_dims, pins.cp or 1, workload.framework)
+        return cuts_along(graph, batch_dims, pins.cp or 1)
     cuts = Cuts(Cut(batch_dims, flow.choices))
     if pins.cp is None and workload.framework == "torch" and obstacle is None:
         return every_cut(graph, cuts.samples, cluster.device_count)

@@ -103,7 +103,14 @@ def _along(graph: Graph, batch_dims: Mapping[str, int], cp: int) -> Cut:
         )
     if length % (2 * cp) == 0 and (zigzag := _in_zigzag(graph, dims, cp)):
         return zigzag
-    return _cut(batch_flow(graph, dims, cp), dims)
+    cut = _cut(batch_flow(graph, dims, cp), dims)
+    if not cut.dims:
+        raise BatchMixed(
+            f"an op needs more than a piece of the tokens of {' and '.join(dims)}, so that each of "
+            f"{cp} ranks would have all of them and compute everything: give what is cut from one "
+            "array, such as tokens and the labels that follow them, as entries of their own"
+        )
+    return cut
 
 
 def _cut(flow: BatchFlow, dims: Mapping[str, int]) -> Cut:
@@ -134,7 +141,8 @@ def _in_zigzag(graph: Graph, dims: Mapping[str, int], cp: int) -> Cut | None:
                 return None
     held = {n: Placement.parse(text) for n, text in flow.tensors.items()}
     at = {n: placed.dim for n, placed in held.items() if placed.kind == "S"}
-    return replace(_cut(flow, dims), choices=choices, zigzag=at) if gains else None
+    cut = _cut(flow, dims)
+    return replace(cut, choices=choices, zigzag=at) if gains and cut.dims else None
 
 
 def _balances(implemented: Implemented, factor: str) -> bool:

@@ -52,7 +52,7 @@ def placed_batch(
             f"the batch's arrays have these numbers of samples: {shown}. All have the same one, "
             "which is at least 1"
         )
-    axes = step.layout.data_axes
+    axes = step.layout.sample_axes
     width = math.prod(step.layout.mesh[a] for a in axes)
     made = {}
     for name, value in batch.items():

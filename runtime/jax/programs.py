@@ -99,6 +99,7 @@ def step_alone(program: ModuleType, workload: Workload, base: ModuleType = paral
         precision=settings.precision,
         frozen=bool(layout.frozen),
         outputs=hasattr(program, "OUTPUTS"),
+        pieces=any(leaf.summed != layout.data_axes for leaf in layout.leaves.values()),
     )
     with importable(_NAME, base):
         train = program_module.run_program(train_text(how), "<train.py>")

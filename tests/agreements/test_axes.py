@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autopar.nouns.axes import AXES, SAMPLES, SHARD
+from autopar.nouns.axes import AXES, BATCH, SAMPLES, SEQUENCES, SHARD, SHARING
 from autopar.runtime.jax.parallel import tables
 from tests.agreements.test_imports import ROOT, read, sources
 
@@ -25,4 +25,6 @@ def test_names_of_axes_are_constants() -> None:
 
 
 def test_what_programs_carry_has_the_same_names() -> None:
-    assert (tables.SHARD, tables.DATA_AXES) == (SHARD, SAMPLES)
+    assert (tables.SHARD, tables.SAMPLE_AXES) == (SHARD, SAMPLES)
+    assert (tables.SEQUENCE_AXES, tables.DATA_AXES) == (SEQUENCES, BATCH)
+    assert tables.SHARING == SHARING

@@ -56,10 +56,10 @@ def test_choices_that_no_backend_emits(fix: dict[str, str], choices: tuple[str, 
     assert unemitted(fix) == choices
 
 
-def test_jax_programs_keep_sequences_whole() -> None:
-    assert unemitted({"cp": "2", "tp": "2"}, "jax") == ("cp=2",)
-    assert unemitted({"cp": "1"}, "jax") == ()
-    assert unemitted({"ep": "2", "tp": "2"}, "jax") == ("ep=2",)
+def test_jax_programs_have_no_matrices_of_experts_apart() -> None:
+    assert unemitted({"cp": "2", "tp": "2", "ep": "2"}, "jax") == ()
+    assert unemitted({"etp": "1"}, "jax") == ()
+    assert unemitted({"etp": "2", "tp": "2"}, "jax") == ("etp=2",)
 
 
 GOLDEN = """\

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from autopar.emit.jax import train as jax_train
+from autopar.emit.jax.how import How as JaxHow
 from autopar.emit.pytorch import train as torch_train
 from autopar.nouns.mesh import Mesh
 from autopar.runtime.jax import parallel as jax_training
@@ -31,10 +32,8 @@ def torch_how(
     return torch_train.How(named, zero, microbatches, clip, pp > 1, late=late, optimizer="adamw")
 
 
-def jax_how(mesh: str, zero: int, microbatches: int, clip: float | None) -> jax_train.How:
-    return jax_train.How(
-        Mesh.parse(mesh), zero, microbatches, clip, deferred="tp" in mesh, frozen=False
-    )
+def jax_how(mesh: str, zero: int, microbatches: int, clip: float | None) -> JaxHow:
+    return JaxHow(Mesh.parse(mesh), zero, microbatches, clip, deferred="tp" in mesh, frozen=False)
 
 
 def torch_text(choice: Choice) -> str:

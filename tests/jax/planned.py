@@ -76,6 +76,10 @@ class Made:
     def text(self) -> str:
         return self.files["model.py"]
 
+    def changed(self, old: str, new: str) -> Made:
+        """With another text in model.py."""
+        return replace(self, files={**self.files, "model.py": self.text.replace(old, new)})
+
     @property
     def plan(self) -> Plan:
         return self.planned.plan

@@ -89,6 +89,7 @@ def test_a_sum_of_which_each_device_reads_its_piece_may_count_as_asked(name: str
         ("replica_groups=mesh['x'=8] {'x':(1)2}", {0, 4}),
         ("replica_groups=mesh['x'=8] {'x':(2)2}", {0, 2}),
         ("source_target_pairs={{0,1},{1,0}}", {0, 1}),
+        ("source_target_pairs={{2,4},{4,2},{0,2},{1,3},{3,1}}", {0, 2, 4}),
     ],
 )
 def test_groups_in_every_form(text: str, group: set[int]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -61,6 +62,19 @@ def test_equal_collectives_are_counted_where_xla_leaves_them_apart() -> None:
     more_beside = [*one_less, Row("permute", "tp", 8, 1)]
     assert joined(priced, more_beside, lambda: priced) == ()
     assert joined(priced, priced, lambda: priced) == ()
+
+
+def test_what_all_layers_are_given_alike_may_be_moved_once() -> None:
+    priced = [
+        Row("all_to_all", "cp", 64, 4, "layers::shared0 forward"),
+        Row("all_to_all", "cp", 64, 4, "layers::shared0 backward"),
+        Row("all_to_all", "cp", 32, 4, "layers::attention forward"),
+    ]
+    once = [replace(priced[0], count=1), *priced[1:]]
+    assert joined(priced, once, lambda: once) == ("all_to_all over cp, 192 bytes a step",)
+    backward_too = [once[0], replace(priced[1], count=1), priced[2]]
+    assert joined(priced, backward_too, lambda: backward_too) == ()
+    assert joined(priced, once[:2], lambda: once[:2]) == ()
 
 
 def test_a_statistic_that_is_read_twice_is_reduced_once() -> None:

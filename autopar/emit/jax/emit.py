@@ -11,6 +11,7 @@ from autopar.emit import schedule
 from autopar.emit.constants import holding, literal
 from autopar.emit.headings import count_of, state_held, train_heading
 from autopar.emit.jax import parallel, train
+from autopar.emit.jax.batch import batch_table, in_pieces, outputs_table
 from autopar.emit.jax.functions import Marks, Printing, body
 from autopar.emit.jax.how import How
 from autopar.emit.jax.legend import WORDS
@@ -23,20 +24,19 @@ from autopar.emit.names import BUILTINS, first_free, identifier, is_attribute
 from autopar.emit.roles import Known, roles, unnamed
 from autopar.emit.sizes import Sizes
 from autopar.emit.text import Lines, tuple_text
-from autopar.lowering.lowered import BATCH_AXES, Lowered
+from autopar.lowering.lowered import Lowered, stored
 from autopar.lowering.stages import StagePart, stage_parts
-from autopar.nouns.axes import MICROBATCH, SAMPLES
+from autopar.nouns.axes import MICROBATCH
 from autopar.nouns.batch import BatchEntry
 from autopar.nouns.graph import Block
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Plan
-from autopar.nouns.sharding import Sharding
 
 FILE = "model.py"
 OWN = (
     "BF16 FP16 FP32 Block Parameter Settings Stack Stage Value all_reduce all_to_all attention "
     "clamp conv copy_to cross_entropy derivative embedding gather keep_first layer layer_norm "
-    "layers linear pad reduce_scatter rms_norm shard whole"
+    "layers linear pad reduce_scatter ring_attention rms_norm shard whole"
 ).split()
 RESERVED = BUILTINS | frozenset((*OWN, "jax", "jnp", "lax", "loss", "Array", "P"))
 
@@ -103,7 +103,7 @@ def emit(
         parts.append(_loss_function(lowered, captured, printing))
     tables = [
         f"MESH = {_mesh(mesh)}",
-        *_settings(plan, captured),
+        *_settings(plan, captured, lowered),
         *printing.sizes.lines("\n".join([*parts, *staged])),
         "",
         *_parameters(lowered),
@@ -111,13 +111,13 @@ def emit(
         *_blocks(lowered, stages),
         *_stacks(captured),
         "",
-        *_batch(captured, mesh, plan.microbatches),
-        *_outputs(lowered),
+        *batch_table(_read(captured), lowered, plan),
+        *outputs_table(lowered),
     ]
     parts += ["\n".join(staged)] * bool(staged)
     code = "\n".join(tables) + "\n\n\n" + "\n\n\n".join(parts) + "\n"
     model = f"{_docstring(lowered, plan, captured, code)}\n\n{_imports(code)}\n\n{code}"
-    step = train.train_text(_how(plan, captured, code))
+    step = train.train_text(_how(plan, captured, lowered, code))
     names = ("`Pipeline`", "STAGES") if stages else ("`Step`", "`loss`")
     about = [line.format(*names) for line in ABOUT_PARALLEL]
     base = parallel.parallel_text((model, step), about)
@@ -164,7 +164,7 @@ def _arguments(lowered: Lowered) -> dict[str, dict[str, str]]:
     return names
 
 
-def _how(plan: Plan, captured: CapturedModel, code: str) -> How:
+def _how(plan: Plan, captured: CapturedModel, lowered: Lowered, code: str) -> How:
     """What the text of a step follows from."""
     mesh = plan.program_mesh
     return How(
@@ -173,6 +173,7 @@ def _how(plan: Plan, captured: CapturedModel, code: str) -> How:
         microbatches=plan.microbatches,
         clip_norm=plan.clip_norm,
         deferred=", deferred=(" in code,
+        pieces=any(map(in_pieces, (lowered, *lowered.blocks.values()))),
         optimizer=plan.optimizer,
         precision=plan.precision,
         draws=any(entry.kind == "drawn" for entry in captured.batch),
@@ -202,13 +203,14 @@ def _mesh(mesh: Mesh) -> str:
     return f"{{{inner}}}"
 
 
-def _settings(plan: Plan, captured: CapturedModel) -> list[str]:
+def _settings(plan: Plan, captured: CapturedModel, lowered: Lowered) -> list[str]:
     whole = tuple(e.name for e in _read(captured) if e.batch_dim is None and e.shape)
     lines = Lines(0)
     lines.add(
         f"SETTINGS = Settings(zero={plan.each('zero')}, microbatches={plan.microbatches}, "
         f'precision="{plan.precision}", recompute="{plan.each("recompute")}"'
         + (f", whole_inputs={tuple_text(whole)}" if whole else "")
+        + (f', order="{lowered.order}"' if lowered.order != "contiguous" else "")
         + ")"
     )
     return lines.lines
@@ -225,7 +227,7 @@ def _parameter_rows(lowered: Lowered, indent: int) -> list[str]:
         tensor = value.tensor
         if tensor.role not in ("parameter", "buffer"):
             continue
-        model = Sharding(tuple((a, p) for a, p in value.produced.placements if a not in BATCH_AXES))
+        model = stored(value.produced)
         split = [model.split_axes(dim) for dim in range(len(tensor.shape))]
         last = max((dim for dim, axes in enumerate(split) if axes), default=-1)
         dims = (literal(_single(axes)) if axes else "None" for axes in split[: last + 1])
@@ -286,37 +288,9 @@ def _stacks(captured: CapturedModel) -> list[str]:
     return ["", note, "STACKS = {", *lines.lines, "}"]
 
 
-def _batch(captured: CapturedModel, mesh: Mesh, microbatches: int) -> list[str]:
-    axes = tuple(a for a in SAMPLES if a in mesh.axes)
-    over = literal(axes[0] if len(axes) == 1 else axes) if axes else "None"
-    lines = ["# the first dim counts microbatches: shapes of all devices", "BATCH = {"]
-    for entry in _read(captured):
-        spec = f"P(None, {over})" if entry.batch_dim is not None else "P(None)"
-        shape = entry.shape
-        if entry.batch_dim is not None:
-            shape = (shape[0] // microbatches, *shape[1:])
-        lines.append(f"    {literal(entry.name)}: {spec},  # {[microbatches, *shape]}")
-    return [*lines, "}"]
-
-
 def _read(captured: CapturedModel) -> list[BatchEntry]:
     """The entries that a program is given."""
     return [entry for entry in captured.batch if entry.kind != "key"]
-
-
-def _outputs(lowered: Lowered) -> list[str]:
-    """How data axes and microbatches hold what `loss` returns beside the loss."""
-    others = lowered.outputs[1:]
-    if not others:
-        return []
-    lines = ["", "# what `loss` returns beside the loss: split along a dim, or shares to add up"]
-    kinds = []
-    for output in others:
-        placements = [output.wanted.on(a) for a in lowered.mesh.axes if a in BATCH_AXES]
-        first = placements[0] if placements else None
-        kinds.append("None" if first is None else str(first.dim) if first.kind == "S" else '"sum"')
-    rest = "," if len(kinds) == 1 else ""
-    return [*lines, f"OUTPUTS = ({', '.join(kinds)}{rest})"]
 
 
 def _block_function(lowered: Lowered, block: Block, printing: Printing) -> str:

@@ -72,7 +72,7 @@ class _Writer:
         self.result = sizes.local(lowered, op.op.name, op.results[0])
         self.global_operands = [sizes.whole(lowered, o.name) for o in op.operands]
         self.operands = [sizes.local(lowered, o.name, o.wanted) for o in op.operands]
-        self.beside = arguments(op, "jax", self.global_operands.__getitem__, "contiguous")
+        self.beside = arguments(op, "jax", self.global_operands.__getitem__, lowered.order)
         self.counts_globally = GLOBAL_COUNT in op.implementations
 
     def write(self) -> Expr:
@@ -184,7 +184,9 @@ def _attention(w: _Writer) -> Expr:
     scale = w.attrs["scale"]
     if scale is not None and not math.isclose(scale, w.operands[0][-1] ** -0.5):
         extra.append(f"scale={number(scale)}")
-    return w.call("attention", *w.all_given(), *extra)
+    around = any(argument.startswith("ring=") for argument in w.beside)
+    function = "ring_attention" if around else "attention"
+    return w.call(function, *w.all_given(), *extra, *w.beside)
 
 
 def _conv(w: _Writer) -> Expr:

@@ -169,8 +169,10 @@ class _Writer:
     def _mark(self, op: LoweredOp) -> None:
         """Says above the next statement which results it makes, where marks are asked for."""
         if self.marks != "none" and op.op.kind != "block":
-            names = (key(self.lowered.block, name) for name in op.op.outputs)
-            made = list(zip(names, op.results, strict=True))
+            made = [
+                (key(self.lowered.block, name), self.lowered.lie(name, result))
+                for name, result in zip(op.op.outputs, op.results, strict=True)
+            ]
             self.lines.lines.append(" " * self.lines.indent + mark(made))
 
     def _inlines(self, op: LoweredOp, index: int, made: Expr) -> bool:
@@ -276,9 +278,10 @@ class _Writer:
             return ""
         names = ["x"] if len(run.between) == 1 else [f"x{i}" for i in range(len(run.between))]
         moved = []
-        for name, steps in zip(names, run.between, strict=True):
+        carried = [run.ops[1].op.inputs[i] for i in run.carried]
+        for tensor, name, steps in zip(carried, names, run.between, strict=True):
             for step in steps:
-                name = call(step, name)
+                name = call(step, name, self.lowered, tensor)
             moved.append(name)
         result = moved[0] if len(moved) == 1 else f"({', '.join(moved)})"
         return f", between=lambda {', '.join(names)}: {result}"
@@ -301,10 +304,11 @@ class _Writer:
         held = self.held[name]
         text = held.text.text
         for step in steps:
-            text = call(step, text)
+            text = call(step, text, self.lowered, name)
         if self.marks != "none":
             label = key(self.lowered.block, name) + RESHARDED
-            made = mark([(label, self.lowered.tensors[name].shared)])
+            shared = self.lowered.lie(name, self.lowered.tensors[name].shared)
+            made = mark([(label, shared)])
             self.lines.lines.append(" " * self.lines.indent + made)
         self._assign(name, Expr(text), None, shared=True)
 
@@ -314,7 +318,8 @@ class _Writer:
         text = held.text
         check_even(self.lowered.graph.tensors[operand.name], operand.wanted, self.lowered)
         for step in operand.steps:
-            text = replace(text, text=call(step, text.text), level=ATOM, weight=text.weight + 1)
+            made = call(step, text.text, self.lowered, operand.name)
+            text = replace(text, text=made, level=ATOM, weight=text.weight + 1)
         self._read(operand.name)
         if not held.variable:
             self.holds.subtract(text.reads)

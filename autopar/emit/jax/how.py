@@ -16,6 +16,8 @@ class How:
     """What decides about the text of a step.
 
     deferred:  whether some gradients are partial sums over model axes when backward ends.
+    pieces:    whether axes that split the batch split some parameters, too: their gradients are
+               sums over the others.
     slots:     what the optimizer keeps of every parameter.
     frozen:    whether there are parameters without gradients.
     outputs:   whether the loss function returns more than the loss.
@@ -41,6 +43,7 @@ class How:
     draws: bool = False
     stacks: bool = False
     workload: str = ""
+    pieces: bool = False
     schedule: str = ""
 
     @property
@@ -55,12 +58,22 @@ class How:
 
     @property
     def data(self) -> tuple[str, ...]:
-        return self.mesh.sample_axes
+        return self.mesh.batch_axes
 
     @property
     def split(self) -> Zero:
-        """What ``dp_shard`` splits."""
-        return over(self.zero, self.mesh.size(SHARD))
+        """What the axes that share state split."""
+        return over(self.zero, self.mesh.ways(self.sharing))
+
+    @property
+    def sharing(self) -> tuple[str, ...]:
+        """The axes of the batch that share the state of parameters."""
+        return self.mesh.sharing()
+
+    @property
+    def plain(self) -> bool:
+        """Whether that is ``dp_shard`` alone, which calls do not say."""
+        return self.sharing in ((), (SHARD,))
 
     @property
     def scales(self) -> bool:
@@ -74,17 +87,17 @@ class How:
 
     @property
     def shards(self) -> bool:
-        """Whether ``dp_shard`` cuts state at all."""
+        """Whether any axis cuts state at all."""
         return self.split.optimizer
 
     @property
     def differs(self) -> bool:
         """Whether gradients are not all reduced alike."""
-        return self.shards or self.deferred
+        return self.shards or self.deferred or self.pieces
 
     @property
     def joins(self) -> bool:
-        """Whether devices hold whole parameters over ``dp_shard`` and update pieces of them."""
+        """Whether devices hold whole parameters over these axes and update pieces of them."""
         return self.shards and not self.split.parameters
 
 

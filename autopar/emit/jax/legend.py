@@ -27,5 +27,16 @@ WORDS = (
     Word(r"\bcopy_to\(", "copy_to", "itself; the gradients of the ranks are summed"),
     Word(r"\bwhole\(", "whole", "itself; the gradient is kept on the first rank alone"),
     Word(r"\bkeep_first\(", "keep_first", "itself on the first rank, zeros on the others"),
+    Word(
+        r'order="zigzag"',
+        'order="zigzag"',
+        "rank i of n has pieces i and 2 n - 1 - i of 2 n",
+    ),
+    Word(r"\bzigzag=(\d)", "zigzag={}", "the pieces of dim {} lie so"),
+    Word(
+        r'\bring="(\w+)"',
+        "ring_attention",
+        "keys and values go around the ranks of {} while scores are made",
+    ),
     *MOVES,
 )

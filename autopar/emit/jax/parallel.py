@@ -20,9 +20,10 @@ from autopar.emit.text import docstring
 FILE = "parallel.py"
 NAME = "parallel"
 MODULES = (
-    "tables", "collectives", "attention_rows", "ops", "blocks", "layout", "units", "gradients",
-    "optimizer", "loss_scale", "outputs", "placing", "part", "step", "pull_backs", "halves",
-    "stage_step", "joint", "ties", "actions", "pipeline", "start", "kept",
+    "tables", "zigzag", "collectives", "attention_rows", "ring_attention", "ops", "blocks",
+    "layout", "units", "gradients", "optimizer", "loss_scale", "outputs", "placing", "part",
+    "step", "pull_backs", "halves", "stage_step", "joint", "ties", "actions", "pipeline", "start",
+    "kept",
 )  # fmt: skip
 """In the order in which they stand in the file."""
 _HOME = Path(__file__).parents[2] / "runtime" / "jax" / "parallel"

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from autopar.emit.jax.errors import JaxEmitError
 from autopar.emit.steps import CALLS, call_of
+from autopar.lowering.lowered import Lowered
 from autopar.rules.resharding import Step
 
 
-def call(step: Step, x: str) -> str:
-    """The expression that takes ``x`` through ``step``."""
+def call(step: Step, x: str, lowered: Lowered, name: str) -> str:
+    """The expression that takes ``x``, the tensor ``name``, through ``step``."""
     if step.axis == "microbatch":
         raise JaxEmitError(
             f"a value goes from {step.source} to {step.target} over microbatches, which run one "
@@ -17,4 +20,6 @@ def call(step: Step, x: str) -> str:
     kinds = (step.source.kind, step.target.kind)
     if kinds not in CALLS:
         raise JaxEmitError(f"no collective goes from {step.source} to {step.target} on {step.axis}")
+    source, target = (lowered.lies(name, step.axis, p) for p in (step.source, step.target))
+    step = replace(step, source=source, target=target)
     return call_of(step, kinds, x)

@@ -12,7 +12,7 @@ from autopar.emit.constants import literal
 from autopar.emit.jax import staged
 from autopar.emit.jax.how import How, axes_text, overflowing
 from autopar.emit.text import Lines, Row, docstring, lines_of
-from autopar.nouns.axes import PIPELINE, SAMPLES, SHARD
+from autopar.nouns.axes import BATCH, PIPELINE
 
 FILE = "train.py"
 RUNTIME = (
@@ -57,14 +57,15 @@ def _hold(how: How) -> list[str]:
         f"{axis}={size}" for axis, size in zip(how.mesh.axes, how.mesh.sizes, strict=True)
     )
     lines.add(f"mesh = make_mesh({axes or 'dp_shard=1'})")
-    model = " and ".join(a for a in how.mesh.axes if a not in (*SAMPLES, PIPELINE))
+    model = " and ".join(a for a in how.mesh.axes if a not in (*BATCH, PIPELINE))
+    shared = " and ".join(how.sharing)
     over = f"over {model} as model.py says" if model else "whole on every device"
     if not how.shards:
         lines.add("params = layout.specs()", over)
         moments = "params"
     else:
-        whole = f"{over}, whole over dp_shard" if model else "whole on every device"
-        cut = "a dim of each over dp_shard" + (" too" if model else "")
+        whole = f"{over}, whole over {shared}" if model else "whole on every device"
+        cut = f"a dim of each over {shared}" + (" too" if model else "")
         if how.joins:
             lines.add("params = layout.specs()", whole)
             lines.add("pieces = layout.specs(cut=True)", cut)
@@ -101,19 +102,24 @@ def _prepared(how: How) -> list[str]:
     """Of a layer, or of what is in no layer."""
     lines = Lines(4)
     cast = how.precision != "float32"
+    cuts, more = ["cuts = {name: leaf.cut for name, leaf in leaves.items()}"], ""
+    if not how.plain:
+        cuts.append("sharing = {name: leaf.sharing for name, leaf in leaves.items()}")
+        more = ", sharing=sharing"
     if how.split.parameters:
-        lines.add('"""A unit\'s parameters for the model, all-gathered over dp_shard."""')
-        lines.add("cuts = {name: leaf.cut for name, leaf in leaves.items()}")
+        over = " and ".join(how.sharing)
+        lines.add(f'"""A unit\'s parameters for the model, all-gathered over {over}."""')
+        lines.lines += lines_of(4, *((line,) for line in cuts))
         lines.add("dtypes = step.dtypes(leaves, arrays)", "of compute")
         frozen = ""
         if how.frozen:
             lines.add("frozen = [name for name, leaf in leaves.items() if leaf.parameter.frozen]")
             frozen = ", frozen"
-        lines.add(f"return gathered(arrays, cuts, dtypes{frozen})")
+        lines.add(f"return gathered(arrays, cuts, dtypes{frozen}{more})")
     elif how.pairs:
         lines.add('"""A unit\'s parameters for the model; their gradients are reduce-scattered."""')
-        lines.add("cuts = {name: leaf.cut for name, leaf in leaves.items()}")
-        made = "reducing(arrays, cuts)"
+        lines.lines += lines_of(4, *((line,) for line in cuts))
+        made = f"reducing(arrays, cuts{more})"
         lines.add(f"return step.cast(leaves, {made})" if cast else f"return {made}")
     else:
         lines.add('"""A unit\'s parameters for the model."""')
@@ -165,12 +171,13 @@ def _backward(how: How) -> list[str]:
 
 
 def _moved(how: How) -> str:
-    """What the derivative of the loss moves over ``dp_shard`` by itself."""
+    """What the derivative of the loss moves over axes of the batch by itself."""
+    over = " and ".join(how.sharing)
     if not how.split.gradients:
         return "`loss` of model.py"
     if not how.split.parameters:
-        return "`loss` of model.py; gradients are reduce-scattered over dp_shard, layer by layer"
-    return "`loss` of model.py; parameters are all-gathered over dp_shard, layer by layer, twice"
+        return f"`loss` of model.py; gradients are reduce-scattered over {over}, layer by layer"
+    return f"`loss` of model.py; parameters are all-gathered over {over}, layer by layer, twice"
 
 
 def _reduced(how: How) -> list[str]:
@@ -180,16 +187,21 @@ def _reduced(how: How) -> list[str]:
     lines.add('"""A gradient, summed over all devices that have parts of it."""')
     rest = how.data
     if how.shards:
-        rest = tuple(axis for axis in how.data if axis != SHARD)
-        every = axes_text(how.data)
+        rest = tuple(axis for axis in how.data if axis not in how.sharing)
+        every = "leaf.summed" if how.pieces else axes_text(how.data)
         if how.deferred:
-            every = f"({', '.join(map(literal, how.data))}, *leaf.parameter.deferred)"
-        lines.add("if leaf.cut is None:", "no dim that dp_shard divides: whole on every device")
+            batch = "*leaf.summed" if how.pieces else ", ".join(map(literal, how.data))
+            every = f"({batch}, *leaf.parameter.deferred)"
+        shared = " and ".join(how.sharing)
+        divides = "divides" if len(how.sharing) == 1 else "divide"
+        lines.add("if leaf.cut is None:", f"no dim that {shared} {divides}: whole on every device")
         lines.lines.append(f"        return lax.psum(gradient, {every})")
         if not how.split.gradients:
-            lines.add('gradient = scatter(gradient, leaf.dim, "dp_shard")', "a reduce-scatter")
+            over = axes_text(how.sharing) if how.plain else "leaf.sharing"
+            lines.add(f"gradient = scatter(gradient, leaf.dim, {over})", "a reduce-scatter")
     if rest:
-        lines.add(f"gradient = lax.psum(gradient, {axes_text(rest)})")
+        over = "leaf.summed" if how.pieces and not how.shards else axes_text(rest)
+        lines.add(f"gradient = lax.psum(gradient, {over})")
     if how.deferred:
         lines.add("if leaf.parameter.deferred:", "model axes whose devices have parts of it")
         lines.lines.append("        gradient = lax.psum(gradient, leaf.parameter.deferred)")
@@ -202,6 +214,7 @@ def _reduced(how: How) -> list[str]:
 
 def _update(how: How) -> list[str]:
     name = {"adamw": "AdamW", "sgd": "SGD"}.get(how.optimizer, how.optimizer)
+    shared = " and ".join(how.sharing)
     lines = Lines(4)
     done = f"Steps {name}"
     if how.clip_norm is not None:
@@ -218,12 +231,12 @@ def _update(how: How) -> list[str]:
         lines.add(f"gradients = clipped(gradients, norm, {literal(how.clip_norm)})")
     given = 'state["params"]'
     if how.joins:
-        lines.add(f"pieces = own_pieces(step.layout, {given})", "a part of each along dp_shard")
+        lines.add(f"pieces = own_pieces(step.layout, {given})", f"a part of each along {shared}")
         given = "pieces"
     lines.add('number = state["step"] + 1')
     lines.add(f"params, slots = optimizer_step(step.workload, number, {given}, gradients, state)")
     if how.joins:
-        lines.add("params = join_pieces(step.layout, params)", "all-gathers over dp_shard")
+        lines.add("params = join_pieces(step.layout, params)", f"all-gathers over {shared}")
     made = '{**state, **slots, "params": params, "step": number}'
     if not how.scales:
         lines.add(f"state = {made}")

@@ -64,13 +64,15 @@ def check_offload(pins: Pins, workload: Workload, cluster: Cluster) -> None:
             raise LayoutError(f"--fix offload={pins.offload}: {against}; leave offload out")
 
 
-def check_ways(graph: Graph, pins: Pins, obstacle: BatchMixed | None, samples: int) -> None:
+def check_ways(
+    graph: Graph, pins: Pins, obstacle: BatchMixed | None, samples: int, framework: str
+) -> None:
     """Raises `LayoutError` where a batch of so many samples, its experts or heads cannot be split
     as pinned; ``obstacle``: what stands against any split of the batch."""
     if obstacle is not None:
         _check_one_rank(pins, obstacle, samples)
     if (pins.ep or 1) > 1:
-        check_experts(graph, pins.ep or 1)
+        check_experts(graph, pins.ep or 1, framework)
     if (pins.etp or 1) > 1:
         check_matrices(graph, pins.etp or 1)
     check_heads(graph, pins.cp_head or 1)

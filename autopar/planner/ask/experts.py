@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
-from autopar.nouns.axes import EXPERT, EXPERT_TENSOR
+from autopar.nouns.axes import EXPERT, EXPERT_TENSOR, TENSOR
 from autopar.nouns.graph import Graph, Op
 from autopar.nouns.layout import LayoutError, alternatives, divisors
+from autopar.rules.expert_products import expert_products
 from autopar.rules.registry import bind
 
 WITHOUT = {EXPERT: "1"}
 
 
-def check_experts(graph: Graph, ep: int) -> None:
+def check_experts(graph: Graph, ep: int, framework: str = "torch") -> None:
     """Raises `LayoutError` where the model has no experts, or some that ``ep`` ranks cannot share
     evenly."""
-    layers = _layers(graph)
+    layers = [(op, experts_of(part, op)) for part, op in _layers(graph)]
+    if framework == "jax":
+        layers = list(_written_out(graph))
     if not layers:
         raise LayoutError(
-            f"--fix ep={ep}: the model has no layer of experts for ranks to share; leave ep out",
+            f"--fix ep={ep}: the model has no layer of experts for ranks to share{_why(graph)}; "
+            "leave ep out",
             WITHOUT,
         )
-    for part, op in layers:
-        count = experts_of(part, op)
+    for op, count in layers:
         if count % ep:
             raise LayoutError(
                 f"--fix ep={ep} does not divide the {count} experts at {op.source}: ep may be "
@@ -31,10 +35,37 @@ def check_experts(graph: Graph, ep: int) -> None:
             )
 
 
+def _why(graph: Graph) -> str:
+    """What of a JAX model is none."""
+    for part in _parts(graph):
+        for op in part.ops:
+            if "ragged_dot" in op.kind:
+                return (
+                    f", since its groups of rows at {op.source} stay whole: products by groups of "
+                    'tokens, jnp.einsum("egcm,emf->egcf", ...), are shared'
+                )
+    return ""
+
+
+def _written_out(graph: Graph) -> Iterator[tuple[Op, int]]:
+    """Products with the matrices of experts, and how many there are."""
+    for part in _parts(graph):
+        known = expert_products(part)
+        for op in part.ops:
+            if op.name in known and known[op.name].matrices:
+                yield op, known[op.name].count
+
+
 def check_matrices(graph: Graph, etp: int) -> None:
     """Raises `LayoutError` where ``etp`` ranks cannot split the matrices of every layer's experts:
     their width does not divide, or a bias behind the second product would be added by each."""
     layers = _layers(graph)
+    if not layers and any(_written_out(graph)):
+        raise LayoutError(
+            f"--fix etp={etp}: of experts that are written out as products tp splits the matrices "
+            f"or the experts, as is fastest: take tp={etp} in its place",
+            {EXPERT_TENSOR: "1", TENSOR: str(etp)},
+        )
     if not layers:
         raise LayoutError(
             f"--fix etp={etp}: the model has no layer of experts whose matrices ranks could split; "
@@ -66,5 +97,8 @@ def experts_of(graph: Graph, op: Op) -> int:
 
 
 def _layers(graph: Graph) -> list[tuple[Graph, Op]]:
-    parts = (graph, *(block.body for block in graph.blocks.values()))
-    return [(part, op) for part in parts for op in part.ops if op.kind == "experts"]
+    return [(part, op) for part in _parts(graph) for op in part.ops if op.kind == "experts"]
+
+
+def _parts(graph: Graph) -> tuple[Graph, ...]:
+    return (graph, *(block.body for block in graph.blocks.values()))

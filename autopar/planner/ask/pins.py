@@ -47,7 +47,7 @@ DEGREES = (REPLICATE, SHARD, TENSOR)
 """What splits the devices of a stage, beside ``cp`` and ``tp2``."""
 ALONE = ("sequence_parallel",)
 """What no backend emits; the transformer family prices it."""
-PYTORCH_ALONE = (CONTEXT, RING_RANKS, HEADS, EXPERT, EXPERT_TENSOR)
+PYTORCH_ALONE = (EXPERT_TENSOR,)
 """Counts that JAX programs do not have above 1."""
 CHOICES = (
     *DEGREES,

@@ -17,18 +17,12 @@ from autopar.rules.pieces import BatchMixed
 WITHOUT = {CONTEXT: "1"}
 
 
-def cuts_along(graph: Graph, batch_dims: Mapping[str, int], cp: int, framework: str) -> Cuts:
+def cuts_along(graph: Graph, batch_dims: Mapping[str, int], cp: int) -> Cuts:
     """For ``cp`` ranks to a sample.
 
     Raises:
-        LayoutError: programs of the framework, the batch or an op of the model do not allow it.
+        LayoutError: the batch or an op of the model do not allow it.
     """
-    if framework != "torch":
-        raise LayoutError(
-            f"--fix cp={cp}: JAX programs keep sequences whole so far; leave cp out, or price the "
-            "layout without a program by `autopar estimate --arch`",
-            WITHOUT,
-        )
     try:
         cut = batch_cut(graph, batch_dims, cp)
         _try_beside_samples(graph, batch_dims, cut, cp)

@@ -3,11 +3,12 @@ of a piece of an op, and what ops may do where only the samples of a microbatch 
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 
 from autopar.nouns.graph import Graph, Op
 from autopar.planner.problem.op_tables import Forms
+from autopar.rules.expert_products import Experts, expert_products
 from autopar.rules.notation import BoundRule
 from autopar.rules.registry import bind
 from autopar.rules.strategies import Strategy
@@ -22,6 +23,7 @@ class Bindings:
     _bound: dict[tuple[str | None, str], BoundRule] = field(default_factory=dict)
     _equal: dict[tuple[object, ...], BoundRule] = field(default_factory=dict)
     _saved: dict[str | None, dict[str, tuple[str, ...]]] = field(default_factory=dict)
+    _experts: dict[str | None, Mapping[str, Experts]] = field(default_factory=dict)
     works: dict[tuple[object, ...], Work] = field(default_factory=dict)
     """See `Prices.works`."""
     strategies: dict[Hashable, list[Strategy]] = field(default_factory=dict)
@@ -37,6 +39,12 @@ class Bindings:
             parts = made.rule, made.operands, made.results, tuple(made.factors.items())
             bound = self._bound[block, op.name] = self._equal.setdefault(parts, made)
         return bound
+
+    def experts_of(self, block: str | None, op: Op, graph: Graph) -> Experts | None:
+        """Of an op that experts written out as products may split, how."""
+        if block not in self._experts:
+            self._experts[block] = expert_products(graph)
+        return self._experts[block].get(op.name)
 
     def saved_by(self, block: str | None, op: Op, graph: Graph) -> tuple[str, ...]:
         """Tensors kept for backward on behalf of ``op``; one that several ops save counts once."""

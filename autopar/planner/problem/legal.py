@@ -13,6 +13,7 @@ from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import key
 from autopar.planner.problem.bindings import Bindings
 from autopar.rules.cut import BatchCut
+from autopar.rules.expert_products import Experts
 from autopar.rules.notation import BoundRule
 from autopar.rules.strategies import Strategy, alternatives, flows, restricted, strategies
 from autopar.rules.work import PRODUCTS
@@ -69,13 +70,19 @@ class Legal:
         where = key(block, op.name)
         apart = any(key(block, name) in self.cut.apart for name in op.inputs)
         pinned = {a: self._on_batch_axis(a, bound, where, apart) for a in self.batch_axes}
+        experts = None
+        if self.mesh.size(EXPERT) > 1 or self.experts is not None:
+            experts = self.bindings.experts_of(block, op, graph)
+        if experts is not None and EXPERT in pinned and not apart:
+            usual = () if experts.matrices else pinned[EXPERT]  # these are where experts are
+            pinned[EXPERT] = tuple(dict.fromkeys((*usual, experts.factor)))
         samples, flowing = self.cut.samples.choices[where], any(flows(op, graph.tensors)[1])
         asked = (self.must_split, self.even, self.experts, self.rows, self.matrices)
         ways = self.mesh.axes, self._cut_alike(bound, pinned), asked
-        place = (id(bound), op.kind, tuple(pinned.values()), samples, flowing, ways)
+        place = (id(bound), op.kind, tuple(pinned.values()), samples, flowing, ways, experts)
         known = self.bindings.strategies
         if place not in known:
-            known[place] = self._listed(op, bound, pinned, samples, flowing)
+            known[place] = self._listed(op, bound, pinned, samples, flowing, experts)
         return bound, known[place]
 
     def _cut_alike(self, bound: BoundRule, pinned: Mapping[str, tuple[str, ...]]) -> Hashable:
@@ -106,6 +113,7 @@ class Legal:
         pinned: Mapping[str, tuple[str, ...]],
         samples: str,
         flowing: bool,
+        experts: Experts | None,
     ) -> list[Strategy]:
         legal = strategies(bound, self.mesh, flowing, pinned)
         if not legal:
@@ -117,8 +125,10 @@ class Legal:
             legal = [s for s in legal if all(s.on(a) not in taken for a in self.model_axes)]
         if self.even:
             legal = [s for s in legal if self._is_even(s, bound)]
-        if "experts" == op.kind:
+        if "experts" == op.kind or (experts is not None and experts.matrices):
             asked = {"e": self.experts, "f": self.matrices}
+            if experts is not None:
+                asked = {experts.factor: self.experts}
             legal = [s for s in legal if self._shares(s, bound, asked)]
             if not legal:
                 ranks = " x ".join(str(n) for n in asked.values() if n is not None)

@@ -89,24 +89,27 @@ TABLE: Mapping[str, Implementation] = MappingProxyType(
         SYNCHRONISED: Implementation("statistics of all ranks", {"pytorch": ("axes",)}, "anyhow"),
         CAUSAL_ROWS: Implementation(
             "its queries' rows, against the keys up to its last one",
-            {"pytorch": ("rows",)},
+            {"pytorch": ("rows",), "jax": ("rows",)},
             roles=SEQUENCES,
             work=_seen_by_last,
         ),
         ZIGZAG_ROWS: Implementation(
             "its queries' rows, early and late ones, each against the keys up to its last one",
-            {"pytorch": ("rows", "order")},
+            {"pytorch": ("rows", "order"), "jax": ("rows", "order")},
             "zigzag",
             SEQUENCES,
             _seen_in_zigzag,
         ),
         ROWS: Implementation(
-            "its queries' rows, against all keys", {"pytorch": ()}, "anyhow", SEQUENCES
+            "its queries' rows, against all keys",
+            {"pytorch": (), "jax": ()},
+            "anyhow",
+            SEQUENCES,
         ),
         # An equal share is that of its rows and one piece of the keys; all n pieces pass.
         CAUSAL_RING: Implementation(
             "its queries' rows, against the keys up to its last one as they pass around a ring",
-            {"pytorch": ("ring", "order")},
+            {"pytorch": ("ring", "order"), "jax": ("ring", "order")},
             roles=SEQUENCES,
             work=lambda ways, reach: ways * _seen_by_last(ways, reach),
             hides=True,
@@ -114,7 +117,7 @@ TABLE: Mapping[str, Implementation] = MappingProxyType(
         ZIGZAG_RING: Implementation(
             "its queries' rows, early and late ones, against the keys up to each one's last, which "
             "pass around a ring",
-            {"pytorch": ("ring", "order")},
+            {"pytorch": ("ring", "order"), "jax": ("ring", "order")},
             "zigzag",
             SEQUENCES,
             lambda ways, reach: ways * _seen_in_zigzag(ways, reach),
@@ -122,7 +125,7 @@ TABLE: Mapping[str, Implementation] = MappingProxyType(
         ),
         RING: Implementation(
             "its queries' rows, against all keys as they pass around a ring",
-            {"pytorch": ("ring", "order")},
+            {"pytorch": ("ring", "order"), "jax": ("ring", "order")},
             "anyhow",
             SEQUENCES,
             lambda ways, reach: ways,

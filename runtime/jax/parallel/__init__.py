@@ -59,6 +59,7 @@ from autopar.runtime.jax.parallel.outputs import OutputKinds, Outputs
 from autopar.runtime.jax.parallel.part import Held, Part
 from autopar.runtime.jax.parallel.pipeline import Pipeline
 from autopar.runtime.jax.parallel.placing import make_mesh, placed, put
+from autopar.runtime.jax.parallel.ring_attention import ring_attention
 from autopar.runtime.jax.parallel.stage_step import StageStep, held_of
 from autopar.runtime.jax.parallel.start import (
     batch_of,
@@ -94,6 +95,6 @@ __all__ = [
     "held_of", "initial_parameters", "join_pieces", "keep_first", "layer", "layer_norm",
     "layers", "linear", "make_mesh", "next_scale", "norm_of", "optimizer_step", "overflowed",
     "own_pieces", "pad", "paths_of", "placed", "put", "read_constants", "read_draws",
-    "read_workload", "reduce_scatter", "reducing", "restore", "rms_norm", "save", "scaled_norm",
-    "scatter", "see_devices", "settled", "shard", "squares_of", "stacked", "whole",
+    "read_workload", "reduce_scatter", "reducing", "restore", "ring_attention", "rms_norm", "save",
+    "scaled_norm", "scatter", "see_devices", "settled", "shard", "squares_of", "stacked", "whole",
 ]  # fmt: skip

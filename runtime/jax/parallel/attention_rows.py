@@ -29,27 +29,37 @@ import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
+from autopar.runtime.jax.parallel.collectives import Axes
 from autopar.runtime.jax.parallel.tables import Array
+from autopar.runtime.jax.parallel.zigzag import places_in_whole
 
 LEAST_ROWS = 64
 """Of a block, so that its products are not thin."""
 
 
 def attention(
-    q: Array, k: Array, v: Array, mask: Array = None, causal: bool = False, scale: Any = None
+    q: Array,
+    k: Array,
+    v: Array,
+    mask: Array = None,
+    causal: bool = False,
+    scale: Any = None,
+    rows: Axes = (),
+    order: str = "",
 ) -> Array:
     """softmax(scale * q k^T + mask) v: q [b, h, s, d], k and v [b, g, t, d], h a multiple of g.
 
     The softmax is computed in at least float32; ``scale`` None is ``1 / sqrt(d)``. A boolean mask
-    says which scores count, another one is added; a row that has none gets the mean of v.
+    says which scores count, another one is added; a row that has none gets the mean of v. Of ranks
+    along ``rows`` each has a piece of the queries, one behind the other or in zigzag ``order``: a
+    causal mask shows them the keys up to their own places in the whole sequence.
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    if mask is None and _has_kernel(q, k):
+    if mask is None and not rows and _has_kernel(q, k):
         return _by_kernel(q, k, v, causal, scale)
     # a loop's results have no other mark that a layer could keep them by
-    return checkpoint_name(
-        _by_rows(partial(_rows, causal=causal, scale=scale), q, k, v, mask), "attention"
-    )
+    here = partial(_rows, causal=causal, scale=scale, axes=rows, order=order, count=q.shape[2])
+    return checkpoint_name(_by_rows(here, q, k, v, mask), "attention")
 
 
 def rows_of_block(s: int, t: int, d: int) -> int:
@@ -79,9 +89,19 @@ def _by_kernel(q: Array, k: Array, v: Array, causal: bool, scale: Any) -> Array:
 
 
 def _rows(
-    q: Array, k: Array, v: Array, mask: Array, first: Array, causal: bool, scale: Any
+    q: Array,
+    k: Array,
+    v: Array,
+    mask: Array,
+    first: Array,
+    causal: bool,
+    scale: Any,
+    axes: Axes,
+    order: str,
+    count: int,
 ) -> Array:
-    """A block of rows, the first of which is row number ``first``, as products and a softmax."""
+    """A block of the ``count`` rows here, the first of which is row number ``first`` of these, as
+    products and a softmax."""
     b, h, s, d = q.shape
     g, t = k.shape[1:3]
     q = q.reshape(b, g, h // g, s, d)
@@ -89,8 +109,12 @@ def _rows(
     scores = scores.astype(jnp.promote_types(scores.dtype, jnp.float32)) * scale
     least = jnp.finfo(scores.dtype).min
     if causal:
-        rows, columns = first + jnp.arange(s)[:, None], jnp.arange(t)
-        scores = jnp.where(rows >= columns, scores, least)
+        rows = first + jnp.arange(s)
+        if axes:
+            rank, ways = lax.axis_index(axes), lax.axis_size(axes)
+            rows = places_in_whole(rows, count, rank, ways, order)
+        columns = jnp.arange(t)
+        scores = jnp.where(rows[:, None] >= columns, scores, least)
     if mask is not None:
         mask = jnp.broadcast_to(mask, (b, h, s, t)).reshape(scores.shape)
         scores = jnp.where(mask, scores, least) if mask.dtype == jnp.bool_ else scores + mask
@@ -103,10 +127,10 @@ def _by_rows(rows: Callable[..., Array], q: Array, k: Array, v: Array, mask: Arr
     """``rows(q, k, v, mask, first)`` a block at a time."""
 
     def block(first: Any, size: int, out: Array) -> Array:
-        made = rows(_cut(q, first, size), k, v, _cut(mask, first, size), first)
+        made = rows(rows_cut(q, first, size), k, v, rows_cut(mask, first, size), first)
         return lax.dynamic_update_slice_in_dim(out, made, first, 2)
 
-    return _over_blocks(q, k, block, jnp.zeros(q.shape, v.dtype))
+    return over_blocks(q, k, block, jnp.zeros(q.shape, v.dtype))
 
 
 def _forward(rows: Any, q: Array, k: Array, v: Array, mask: Array) -> tuple[Array, Any]:
@@ -118,12 +142,12 @@ def _backward(rows: Callable[..., Array], kept: Any, g: Array) -> tuple[Array, .
     biased = mask is not None and mask.dtype != jnp.bool_
 
     def block(first: Any, size: int, so_far: Any) -> Any:
-        here = _cut(mask, first, size)
-        given = (_cut(q, first, size), k, v, *((here,) if biased else ()))
+        here = rows_cut(mask, first, size)
+        given = (rows_cut(q, first, size), k, v, *((here,) if biased else ()))
         _, pull = jax.vjp(
             lambda q, k, v, *bias: rows(q, k, v, bias[0] if biased else here, first), *given
         )
-        dq, dk, dv, *bias = pull(_cut(g, first, size))
+        dq, dk, dv, *bias = pull(rows_cut(g, first, size))
         updated = [
             lax.dynamic_update_slice_in_dim(so_far[0], dq, first, 2),
             so_far[1] + dk,
@@ -137,7 +161,7 @@ def _backward(rows: Callable[..., Array], kept: Any, g: Array) -> tuple[Array, .
         jnp.zeros(x.shape, jnp.promote_types(x.dtype, jnp.float32))
         for x in (k, v, *((mask,) if biased else ()))
     ]
-    dq, dk, dv, *bias = _over_blocks(q, k, block, tuple(zeros))
+    dq, dk, dv, *bias = over_blocks(q, k, block, tuple(zeros))
     last = bias[0].astype(mask.dtype) if biased else None
     return dq, dk.astype(k.dtype), dv.astype(v.dtype), last
 
@@ -145,7 +169,7 @@ def _backward(rows: Callable[..., Array], kept: Any, g: Array) -> tuple[Array, .
 _by_rows.defvjp(_forward, _backward)
 
 
-def _over_blocks(q: Array, k: Array, block: Callable[..., Any], start: Any) -> Any:
+def over_blocks(q: Array, k: Array, block: Callable[..., Any], start: Any) -> Any:
     """``block(first row, rows, so far)`` for every block of the rows of q, the last one shorter."""
     s, d = q.shape[2:]
     size = rows_of_block(s, k.shape[2], d)
@@ -163,7 +187,7 @@ def _over_blocks(q: Array, k: Array, block: Callable[..., Any], start: Any) -> A
     return block(s - rest, rest, full_blocks) if rest else full_blocks
 
 
-def _cut(x: Array, first: Any, size: int) -> Array:
+def rows_cut(x: Array, first: Any, size: int) -> Array:
     """Rows of q or of what lies beside it; a mask for all rows alike stays."""
     if x is None or x.shape[2] == 1:
         return x

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 from jax import lax
 
-from autopar.runtime.jax.parallel.tables import MOVED, SHARD, Array
+from autopar.runtime.jax.parallel.tables import MOVED, SHARING, Array
 
 remembers = True
 """Whether backward runs anything again; where every result is watched, it does not."""
@@ -126,4 +126,5 @@ def _only_moved(primitive: Any, *_: Any, **params: Any) -> bool:
 
 
 def _gathers(primitive: Any, params: Any) -> bool:
-    return primitive.name == "all_gather" and SHARD in params["axis_name"]
+    over = params.get("axis_name", ())
+    return primitive.name == "all_gather" and any(axis in SHARING for axis in over)

@@ -20,8 +20,10 @@ call                                                 forward             backwar
 ``whole(x, axis)``                                   nothing             zeros past rank 0
 ===================================================  ==================  ==================
 
-The mesh axis divides every dim that is cut. jax's own derivatives of collectives answer for values
-that vary over an axis or do not; these are right for what a plan says, a partial sum included.
+The mesh axis divides every dim that is cut. With ``order="zigzag"`` pieces of that lie so (see
+`to_zigzag`), in `all_to_all` those of the dim ``zigzag``. jax's own derivatives of collectives
+answer for values that vary over an axis or do not; these are right for what a plan says, a partial
+sum included.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
-from autopar.runtime.jax.parallel.tables import MOVED, SHARD, Array
+from autopar.runtime.jax.parallel.tables import MOVED, SHARING, Array
+from autopar.runtime.jax.parallel.zigzag import among_zeros, from_zigzag, own_zigzag, to_zigzag
 
 Axes = str | tuple[str, ...]
 Function = Callable[[Array], Array]
@@ -51,44 +54,44 @@ def copy_to(x: Array, axis: Axes) -> Array:
     return _pair(x, _same, lambda g: lax.psum(g, axis))
 
 
-def reduce_scatter(x: Array, dim: int, axis: str) -> Array:
+def reduce_scatter(x: Array, dim: int, axis: str, order: str = "") -> Array:
     """The sum of ``x`` over ``axis``, of which each rank keeps its piece of ``dim``."""
-    return _pair(x, lambda x: scatter(x, dim, axis), lambda g: join(g, dim, axis))
+    return _pair(x, lambda x: scatter(x, dim, axis, order), lambda g: join(g, dim, axis, order))
 
 
-def gather(x: Array, dim: int, axis: str, backward: str = "none") -> Array:
+def gather(x: Array, dim: int, axis: str, backward: str = "none", order: str = "") -> Array:
     """The pieces of ``dim`` put together. ``backward`` is ``slice`` where the gradient is whole on
     every rank, ``reduce_scatter`` where each rank has a part of it."""
     ways: dict[str, Function] = {
-        "slice": lambda g: own_piece(g, dim, axis),
-        "reduce_scatter": lambda g: scatter(g, dim, axis),
+        "slice": lambda g: own_piece(g, dim, axis, order),
+        "reduce_scatter": lambda g: scatter(g, dim, axis, order),
     }
-    whole = _pair(x, lambda x: join(x, dim, axis), ways.get(backward))
-    return checkpoint_name(whole, MOVED) if axis == SHARD else whole
+    whole = _pair(x, lambda x: join(x, dim, axis, order), ways.get(backward))
+    return checkpoint_name(whole, MOVED) if axis in SHARING else whole
 
 
-def shard(x: Array, dim: int, axis: str, backward: str = "none") -> Array:
+def shard(x: Array, dim: int, axis: str, backward: str = "none", order: str = "") -> Array:
     """This rank's piece of ``dim``. ``backward`` is ``all_gather`` where every rank wants the whole
     gradient, ``pad`` where a partial sum of it is enough."""
     ways: dict[str, Function] = {
-        "all_gather": lambda g: join(g, dim, axis),
-        "pad": lambda g: padded(g, dim, axis),
+        "all_gather": lambda g: join(g, dim, axis, order),
+        "pad": lambda g: padded(g, dim, axis, order),
     }
-    return _pair(x, lambda x: own_piece(x, dim, axis), ways.get(backward))
+    return _pair(x, lambda x: own_piece(x, dim, axis, order), ways.get(backward))
 
 
-def all_to_all(x: Array, split: int, concat: int, axis: str) -> Array:
+def all_to_all(x: Array, split: int, concat: int, axis: str, zigzag: int | None = None) -> Array:
     """``x`` is split along ``concat`` on entry and along ``split`` on exit."""
     return _pair(
         x,
-        lambda x: lax.all_to_all(x, axis, split, concat, tiled=True),
-        lambda g: lax.all_to_all(g, axis, concat, split, tiled=True),
+        lambda x: traded(x, split, concat, axis, zigzag),
+        lambda g: traded(g, concat, split, axis, zigzag),
     )
 
 
-def pad(x: Array, dim: int, axis: str) -> Array:
+def pad(x: Array, dim: int, axis: str, order: str = "") -> Array:
     """This rank's piece with zeros at the others' places: a sum that is made of pieces."""
-    return _pair(x, lambda x: padded(x, dim, axis), lambda g: own_piece(g, dim, axis))
+    return _pair(x, lambda x: padded(x, dim, axis, order), lambda g: own_piece(g, dim, axis, order))
 
 
 def keep_first(x: Array, axis: str, backward: str = "none") -> Array:
@@ -105,24 +108,38 @@ def whole(x: Array, axis: str) -> Array:
 # -- without derivatives ---------------------------------------------------------------------------
 
 
-def join(x: Array, dim: int, axis: Axes) -> Array:
+def join(x: Array, dim: int, axis: Axes, order: str = "") -> Array:
     """The pieces of ``dim`` of all ranks of ``axis``, in order."""
-    return lax.all_gather(x, axis, axis=dim, tiled=True)
+    whole = lax.all_gather(x, axis, axis=dim, tiled=True)
+    return from_zigzag(whole, dim, lax.axis_size(axis)) if order == "zigzag" else whole
 
 
-def scatter(x: Array, dim: int, axis: Axes) -> Array:
+def scatter(x: Array, dim: int, axis: Axes, order: str = "") -> Array:
     """This rank's piece of ``dim`` of the sum of ``x``."""
+    x = to_zigzag(x, dim, lax.axis_size(axis)) if order == "zigzag" else x
     return lax.psum_scatter(x, axis, scatter_dimension=dim, tiled=True)
 
 
-def own_piece(x: Array, dim: int, axis: Axes) -> Array:
+def traded(x: Array, split: int, concat: int, axis: str, zigzag: int | None = None) -> Array:
+    """All to all, with the pieces of the dim ``zigzag`` in natural order inside of it."""
+    ways = lax.axis_size(axis)
+    x = to_zigzag(x, split, ways) if zigzag == split else x
+    made = lax.all_to_all(x, axis, split, concat, tiled=True)
+    return from_zigzag(made, concat, ways) if zigzag == concat else made
+
+
+def own_piece(x: Array, dim: int, axis: Axes, order: str = "") -> Array:
     """This rank's piece of ``dim``."""
+    if order == "zigzag":
+        return own_zigzag(x, dim, lax.axis_index(axis), lax.axis_size(axis))
     size = x.shape[dim] // lax.axis_size(axis)
     return lax.dynamic_slice_in_dim(x, lax.axis_index(axis) * size, size, dim)
 
 
-def padded(x: Array, dim: int, axis: str) -> Array:
+def padded(x: Array, dim: int, axis: str, order: str = "") -> Array:
     """``x`` at this rank's place of ``dim``, zeros elsewhere."""
+    if order == "zigzag":
+        return among_zeros(x, dim, lax.axis_index(axis), lax.axis_size(axis))
     size = x.shape[dim]
     shape = (*x.shape[:dim], size * lax.axis_size(axis), *x.shape[dim + 1 :])
     start = lax.axis_index(axis) * size

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from autopar.runtime.jax.parallel.collectives import join, own_piece
-from autopar.runtime.jax.parallel.layout import Layout
-from autopar.runtime.jax.parallel.tables import SHARD, Array, Arrays
+from autopar.runtime.jax.parallel.layout import Layout, Leaf
+from autopar.runtime.jax.parallel.tables import Array, Arrays
 
 
 def norm_of(layout: Layout, gradients: Arrays) -> Array:
@@ -49,20 +49,20 @@ def clipped(gradients: Arrays, norm: Array, largest: float) -> Arrays:
 
 
 def own_pieces(layout: Layout, parameters: Arrays) -> dict[str, Array]:
-    """Of parameters that are whole over ``dp_shard``, the pieces that this device updates."""
+    """Of parameters that devices which share state hold whole, the pieces that this one updates."""
     return {k: own_part(layout, k, p) for k, p in parameters.items()}
 
 
 def own_part(layout: Layout, key: str, p: Array) -> Array:
-    """The piece of one parameter along ``dp_shard``; all of it where none is cut."""
-    dim = layout.leaves[key].dim
-    return p if dim is None else own_piece(p, dim, SHARD)
+    """The piece of one parameter; all of it where none is cut."""
+    leaf = layout.leaves[key]
+    return p if leaf.dim is None else own_piece(p, leaf.dim, leaf.sharing)
 
 
 def join_pieces(layout: Layout, pieces: Arrays) -> dict[str, Array]:
-    """Whole parameters from the pieces of all devices along ``dp_shard``."""
-    return {k: _joined(p, layout.leaves[k].dim) for k, p in pieces.items()}
+    """Whole parameters from the pieces of all devices that share them."""
+    return {k: _joined(p, layout.leaves[k]) for k, p in pieces.items()}
 
 
-def _joined(piece: Array, dim: int | None) -> Array:
-    return piece if dim is None else join(piece, dim, SHARD)
+def _joined(piece: Array, leaf: Leaf) -> Array:
+    return piece if leaf.dim is None else join(piece, leaf.dim, leaf.sharing)

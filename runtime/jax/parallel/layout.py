@@ -1,8 +1,9 @@
 """Where every parameter of an emitted JAX program lies, and how it gets there from the user's tree.
 
 State is a dict from the key of a parameter to one array; the key is its name, and ``block/name``
-for the stacked layers of a block. Over ``dp_shard`` the first dim that divides is cut, from the
-level of ZeRO on that the plan has; a parameter without such a dim stays whole there.
+for the stacked layers of a block. Over ``dp_shard``, and other axes that split the batch and share
+state with it, the first dim that divides is cut, from the level of ZeRO on that the plan has; a
+parameter without such a dim stays whole there.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from jax.tree_util import keystr, tree_flatten_with_path
 from autopar.runtime.jax.parallel.tables import (
     DATA_AXES,
     PIPELINE,
-    SHARD,
+    SAMPLE_AXES,
+    SHARING,
     Block,
     Parameter,
     Settings,
@@ -39,17 +41,20 @@ class MissingParameters(KeyError):
 @dataclass(frozen=True)
 class Leaf:
     """One array of the state. ``layers`` are the module paths stacked along dim 0, () for none;
-    ``cut`` is the dim of one layer that ``dp_shard`` cuts, None for none."""
+    ``cut`` is the dim of one layer that the axes ``sharing`` cut, None for none. ``summed`` are the
+    axes of the batch over which its gradient is a sum: those that do not split it themselves."""
 
     key: str
     name: str
     parameter: Parameter
     layers: tuple[str, ...]
     cut: int | None
+    sharing: tuple[str, ...] = ()
+    summed: tuple[str, ...] = ()
 
     @property
     def dim(self) -> int | None:
-        """The dim of the stored array that ``dp_shard`` cuts."""
+        """The dim of the stored array that they cut."""
         return None if self.cut is None else self.cut + bool(self.layers)
 
     @property
@@ -115,8 +120,7 @@ class Layout:
         ]
         for block, stack in blocks.items():
             rows += [(f"{block}/{n}", n, p, stack.layers) for n, p in stack.parameters.items()]
-        shard = mesh.get(SHARD, 1) if settings.zero >= 1 else 1
-        leaves = {k: Leaf(k, n, p, ls, _cut_dim(p, mesh, shard)) for k, n, p, ls in rows}
+        leaves = {k: _leaf(mesh, settings, k, n, p, ls) for k, n, p, ls in rows}
         return Layout(mesh, settings, leaves)
 
     def leaves_of(self, block: str) -> list[Leaf]:
@@ -135,12 +139,18 @@ class Layout:
 
     @property
     def shards(self) -> bool:
-        """Whether ``dp_shard`` cuts state at all."""
-        return self.settings.zero >= 1 and self.mesh.get(SHARD, 1) > 1
+        """Whether any axis cuts state at all."""
+        return self.settings.zero >= 1 and any(self.mesh.get(a, 1) > 1 for a in SHARING)
 
     @cached_property
     def data_axes(self) -> tuple[str, ...]:
+        """The axes that split the batch."""
         return tuple(a for a in DATA_AXES if self.mesh.get(a, 1) > 1)
+
+    @cached_property
+    def sample_axes(self) -> tuple[str, ...]:
+        """Those of them that split its samples."""
+        return tuple(a for a in SAMPLE_AXES if self.mesh.get(a, 1) > 1)
 
     @property
     def splits_parameters(self) -> bool:
@@ -148,8 +158,8 @@ class Layout:
         return self.settings.zero == 3
 
     def specs(self, cut: bool = False) -> dict[str, Spec]:
-        """How each array that is trained lies; ``cut``: over ``dp_shard`` too, where it divides a
-        dim and the state is sharded at all."""
+        """How each array that is trained lies; ``cut``: over the axes that share it too, where they
+        divide a dim and the state is sharded at all."""
         return {key: self.spec(leaf, cut) for key, leaf in self.trained.items()}
 
     def frozen_specs(self) -> dict[str, Spec]:
@@ -170,7 +180,7 @@ class Layout:
     def spec(self, leaf: Leaf, cut: bool) -> Spec:
         dims: list[Any] = [leaf.axes(d) for d in range(len(leaf.parameter.shape))]
         if cut and leaf.cut is not None:
-            dims[leaf.cut] = (*dims[leaf.cut], SHARD)
+            dims[leaf.cut] = (*dims[leaf.cut], *leaf.sharing)
         entries = [None if not axes else axes[0] if len(axes) == 1 else axes for axes in dims]
         lead = (None,) if leaf.layers else ()
         return PartitionSpec(*lead, *entries)
@@ -178,7 +188,7 @@ class Layout:
     def cutting_axes(self, leaf: Leaf) -> tuple[str, ...]:
         """Axes on which the ranks hold different pieces of the leaf's reduced gradient."""
         model = [a for d in range(len(leaf.parameter.shape)) for a in leaf.axes(d)]
-        return (*model, *(() if leaf.cut is None else (SHARD,)))
+        return (*model, *(() if leaf.cut is None else leaf.sharing))
 
     def gather_names(
         self, named: Mapping[str, Any], keys: Iterable[str] | None = None
@@ -242,11 +252,25 @@ def stacked(layers: Sequence[Any]) -> Any:
     return np.stack(layers) if own else jnp.stack(layers)
 
 
-def _cut_dim(parameter: Parameter, mesh: Mapping[str, int], shard: int) -> int | None:
-    """The dim that ``dp_shard`` cuts after the model axes have cut the parameter."""
-    if shard == 1 or parameter.buffer:
-        return None
-    leaf = Leaf("", "", parameter, (), None)
-    degrees = (math.prod(mesh[a] for a in leaf.axes(d)) for d in range(len(parameter.shape)))
+def _leaf(
+    mesh: Mapping[str, int],
+    settings: Settings,
+    key: str,
+    name: str,
+    parameter: Parameter,
+    layers: tuple[str, ...],
+) -> Leaf:
+    """With the first dim that the axes that share it cut, after the others have cut it."""
+    leaf = Leaf(key, name, parameter, layers, None)
+    splits = [leaf.axes(d) for d in range(len(parameter.shape))]
+    own = {axis for axes in splits for axis in axes}
+    summed = tuple(a for a in DATA_AXES if mesh.get(a, 1) > 1 and a not in own)
+    leaf = Leaf(key, name, parameter, layers, None, summed=summed)
+    sharing = tuple(a for a in SHARING if a in summed)
+    shard = math.prod(mesh[a] for a in sharing)
+    if shard == 1 or settings.zero < 1 or parameter.buffer:
+        return leaf
+    degrees = (math.prod(mesh[a] for a in axes) for axes in splits)
     local = [size // degree for size, degree in zip(parameter.shape, degrees, strict=True)]
-    return next((d for d, size in enumerate(local) if size % shard == 0), None)
+    cut = next((d for d, size in enumerate(local) if size % shard == 0), None)
+    return Leaf(key, name, parameter, layers, cut, sharing if cut is not None else (), summed)

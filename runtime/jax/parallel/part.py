@@ -6,6 +6,7 @@ are those that are written in ``model.py``, in ``train.py`` and in what they cal
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType, ModuleType
@@ -19,7 +20,8 @@ from jax.sharding import Mesh, NamedSharding
 from autopar.runtime.jax.parallel.blocks import Stack
 from autopar.runtime.jax.parallel.layout import Layout, Leaf
 from autopar.runtime.jax.parallel.placing import placed, put
-from autopar.runtime.jax.parallel.tables import Array, Arrays, State
+from autopar.runtime.jax.parallel.tables import SEQUENCE_AXES, Array, Arrays, State
+from autopar.runtime.jax.parallel.zigzag import zigzag_places
 
 Held = tuple[Mesh, dict[str, Any]]
 """The mesh, and a tree of partition specs for the state."""
@@ -121,10 +123,20 @@ class Part:
         return pieces
 
     def apart(self, name: str, array: Any) -> Any:
-        """An entry of the batch with its microbatches along a first dim."""
+        """An entry of the batch with its microbatches along a first dim, and with the tokens of
+        each device's sequences side by side."""
         shape = self.cut_shape(name, array)
         whole = len(shape) > array.ndim and shape[1:] == array.shape
-        return jnp.broadcast_to(array, shape) if whole else array.reshape(shape)
+        made = jnp.broadcast_to(array, shape) if whole else array.reshape(shape)
+        if self.layout.settings.order != "zigzag":
+            return made
+        for dim, axes in enumerate(self.program.BATCH[name]):
+            named = (axes,) if isinstance(axes, str) else axes or ()
+            along = [self.layout.mesh[a] for a in named if a in SEQUENCE_AXES]
+            if along:
+                ways = math.prod(along)
+                made = made.take(zigzag_places(made.shape[dim], ways), dim)
+        return made
 
     def cut_shape(self, name: str, array: Any) -> tuple[int, ...]:
         """The shape that it has so."""

@@ -16,14 +16,20 @@ State = dict[str, Any]
 number of ``step``s; in float16 the loss's ``scale``."""
 
 SHARD = "dp_shard"
-"""The mesh axis that splits samples and shares the state of parameters."""
+"""A mesh axis that splits samples and shares the state of parameters."""
 MOVED = "moved"
 """The name that layers keep gathered activations by: parameters are gathered over the same axis,
 and again for backward."""
 PIPELINE = "pp"
 """The mesh axis along which stages lie."""
-DATA_AXES = ("dp_replicate", SHARD, "ep")
+SAMPLE_AXES = ("dp_replicate", SHARD, "ep")
 """The mesh axes that split samples."""
+SEQUENCE_AXES = ("cp", "cp_head")
+"""Those that split the tokens of each sample."""
+DATA_AXES = (*SAMPLE_AXES, *SEQUENCE_AXES)
+"""Those that split the batch."""
+SHARING = DATA_AXES[1:]
+"""Those whose ranks share the state of what they do not split."""
 
 FP32, BF16, FP16 = map(jnp.dtype, ("float32", "bfloat16", "float16"))
 """Dtypes as ``model.py`` names them; a check in float64 puts that in their place."""
@@ -42,6 +48,7 @@ class Settings:
     recompute:    what is made again for backward: ``none`` keeps the results of products and the
                   like, ``compute`` those of collectives, ``full`` a layer's input.
     whole_inputs: batch entries that every microbatch and device gets uncut.
+    order:        how pieces of sequences lie: ``contiguous``, or in ``zigzag``.
     """
 
     zero: int = 0
@@ -49,6 +56,7 @@ class Settings:
     precision: str = "float32"
     recompute: str = "none"
     whole_inputs: tuple[str, ...] = ()
+    order: str = "contiguous"
 
 
 @dataclass(frozen=True)

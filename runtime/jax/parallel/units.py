@@ -1,4 +1,4 @@
-"""Parameters that ``dp_shard`` cuts, gathered and their gradients reduced a unit at a time.
+"""Parameters that axes of the batch cut, gathered and their gradients reduced a unit at a time.
 
 A unit is one layer of a block, or all parameters outside of blocks. A large parameter travels by
 itself, which costs no copy of it; the small ones of a unit travel as one flat array for each dtype.
@@ -7,13 +7,14 @@ itself, which costs no copy of it; the small ones of a unit travel as one flat a
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from autopar.runtime.jax.parallel.collectives import join, scatter
+from autopar.runtime.jax.parallel.collectives import Axes, join, scatter
 from autopar.runtime.jax.parallel.tables import SHARD, Array, Arrays
 
 SMALL_BYTES = 1 << 20
@@ -25,67 +26,76 @@ def gathered(
     cuts: Mapping[str, int | None],
     dtypes: Arrays,
     frozen: Collection[str] = (),
+    sharing: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
 ) -> dict[str, Array]:
     """Whole parameters in ``dtypes`` from pieces along ``cuts``; None: the piece is the whole.
 
-    Their gradients come back as pieces, summed over ``dp_shard`` in the dtype of the piece.
-    Those that are ``frozen`` have none, and travel apart from those that have.
+    Their gradients come back as pieces, summed over the axes ``sharing`` each (``dp_shard`` where
+    that says nothing) in the dtype of the piece. Those that are ``frozen`` have none, and travel
+    apart from those that have.
     """
     whole = {n: p.astype(dtypes[n]) for n, p in pieces.items() if cuts[n] is None}
-    groups: dict[tuple[str, str, bool], list[str]] = {}
+    groups: dict[tuple[str, str, bool, Axes], list[str]] = {}
     for name, p in pieces.items():
-        dim = cuts[name]
-        if dim is not None and p.nbytes * lax.axis_size(SHARD) > SMALL_BYTES:
-            whole[name] = _alone(p, dim, dtypes[name])
+        dim, axes = cuts[name], sharing.get(name, SHARD)
+        if dim is not None and p.nbytes * lax.axis_size(axes) > SMALL_BYTES:
+            whole[name] = _alone(p, dim, dtypes[name], axes)
         elif dim is not None:
-            groups.setdefault((str(p.dtype), str(dtypes[name]), name in frozen), []).append(name)
-    for (stored, moved, _), names in groups.items():
+            alike = str(p.dtype), str(dtypes[name]), name in frozen, axes
+            groups.setdefault(alike, []).append(name)
+    for (stored, moved, _, axes), names in groups.items():
         dims = [cuts[n] or 0 for n in names]
-        whole.update(
-            zip(names, _unit([pieces[n] for n in names], dims, stored, moved), strict=True)
-        )
+        made = _unit([pieces[n] for n in names], dims, stored, moved, axes)
+        whole.update(zip(names, made, strict=True))
     return whole
 
 
-def scattered(whole: Array, piece: Array, dim: int) -> Array:
+def scattered(whole: Array, piece: Array, dim: int, axes: Axes = SHARD) -> Array:
     """``whole``, whose gradient goes to ``piece``, this rank's part of ``dim``, summed over
-    ``dp_shard``. Nothing reads what ``piece`` holds."""
+    ``axes``. Nothing reads what ``piece`` holds."""
 
     @jax.custom_vjp  # type: ignore[untyped-decorator]
     def function(whole: Array, piece: Array) -> Array:
         return whole
 
     def backward(_: None, g: Array) -> tuple[None, Array]:
-        return None, scatter(g.astype(piece.dtype), dim, SHARD)
+        return None, scatter(g.astype(piece.dtype), dim, axes)
 
     function.defvjp(lambda whole, piece: (whole, None), backward)
     result: Array = function(whole, piece)
     return result
 
 
-def reducing(arrays: Mapping[str, Any], cuts: Mapping[str, int | None]) -> dict[str, Array]:
+def reducing(
+    arrays: Mapping[str, Any],
+    cuts: Mapping[str, int | None],
+    sharing: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
+) -> dict[str, Array]:
     """Whole parameters of pairs (this rank's piece, the whole), whose gradients go to the pieces,
-    summed over ``dp_shard``; an array that is no pair stays."""
-    return {
-        name: scattered(given[1], given[0], cuts[name] or 0) if isinstance(given, tuple) else given
-        for name, given in arrays.items()
-    }
+    summed over the axes ``sharing`` them, see `gathered`; an array that is no pair stays."""
+
+    def one(name: str, given: Any) -> Array:
+        if not isinstance(given, tuple):
+            return given
+        return scattered(given[1], given[0], cuts[name] or 0, sharing.get(name, SHARD))
+
+    return {name: one(name, given) for name, given in arrays.items()}
 
 
-def _alone(piece: Array, dim: int, moved: Any) -> Array:
+def _alone(piece: Array, dim: int, moved: Any, axes: Axes) -> Array:
     @jax.custom_vjp  # type: ignore[untyped-decorator]
     def function(piece: Array) -> Array:
-        return join(piece.astype(moved), dim, SHARD)
+        return join(piece.astype(moved), dim, axes)
 
     def backward(_: None, g: Array) -> tuple[Array]:
-        return (scatter(g.astype(piece.dtype), dim, SHARD),)
+        return (scatter(g.astype(piece.dtype), dim, axes),)
 
     function.defvjp(lambda piece: (function(piece), None), backward)
     result: Array = function(piece)
     return result
 
 
-def _unit(pieces: list[Array], dims: list[int], stored: str, moved: str) -> list[Array]:
+def _unit(pieces: list[Array], dims: list[int], stored: str, moved: str, axes: Axes) -> list[Array]:
     shapes = [jnp.moveaxis(p, d, 0).shape for p, d in zip(pieces, dims, strict=True)]
 
     def forward(pieces: list[Array]) -> list[Array]:
@@ -93,7 +103,7 @@ def _unit(pieces: list[Array], dims: list[int], stored: str, moved: str) -> list
             jnp.moveaxis(p.astype(moved), d, 0).reshape(-1)
             for p, d in zip(pieces, dims, strict=True)
         ]
-        whole = join(jnp.concatenate(flat), 0, SHARD).reshape(-1, sum(map(jnp.size, flat)))
+        whole = join(jnp.concatenate(flat), 0, axes).reshape(-1, sum(map(jnp.size, flat)))
         wholes, start = [], 0
         for shape, part, dim in zip(shapes, flat, dims, strict=True):
             rows = whole[:, start : start + part.size].reshape(-1, *shape[1:])
@@ -106,7 +116,7 @@ def _unit(pieces: list[Array], dims: list[int], stored: str, moved: str) -> list
             jnp.moveaxis(g.astype(stored), d, 0).reshape(g.shape[d] // s[0], -1)
             for g, d, s in zip(gradients, dims, shapes, strict=True)
         ]
-        own = scatter(jnp.concatenate(rows, axis=1).reshape(-1), 0, SHARD)
+        own = scatter(jnp.concatenate(rows, axis=1).reshape(-1), 0, axes)
         shards, start = [], 0
         for shape, row, dim in zip(shapes, rows, dims, strict=True):
             piece = own[start : start + row.shape[1]].reshape(shape)

@@ -24,8 +24,9 @@ from typing import Any
 from jax.extend.mlir import ir
 
 from autopar.lowering.collectives import Row
+from autopar.rules.resharding import SHIFT
 from autopar.runtime.verify.jax.hlo import Computation, Instruction, Module, parse
-from autopar.runtime.verify.jax.replica_groups import group_of, groups_of_axes
+from autopar.runtime.verify.jax.replica_groups import goes_around, group_of, groups_of_axes
 
 KINDS = {
     "all-reduce": "all_reduce",
@@ -157,6 +158,8 @@ def _collective(
         shapes = _SHAPE.findall(given[0].type)
     elif kind == "reduce_scatter":
         shapes = shapes * len(group)
+    if kind == "permute" and goes_around(one.text):
+        kind = SHIFT
     asked = _ASKED.search(one.text)
     if asked:
         shapes = [(asked[1] if dtype == "f32" else dtype, dims) for dtype, dims in shapes]

@@ -27,7 +27,7 @@ _PAIRS = re.compile(r"source_target_pairs=\{\{(.*?)\}\}")
 
 
 def group_of(line: str, device: int = 0) -> frozenset[int]:
-    """The devices of the group that ``device`` is in; of pairs all that send.
+    """The devices of the group that ``device`` is in; of pairs those that it sends to, and these.
 
     Raises:
         NotImplementedError: groups in no way that is known here.
@@ -41,10 +41,31 @@ def group_of(line: str, device: int = 0) -> frozenset[int]:
     elif match := _MESH.search(line):
         groups = _of_mesh(match)
     elif match := _PAIRS.search(line):
-        return frozenset(map(int, re.findall(r"\d+", match[1])))
+        return _reached(pairs_of(match[1]), device)
     else:
         raise NotImplementedError(f"a collective without groups: {line.strip()[:200]}")
     return frozenset(next(group for group in groups if device in group))
+
+
+def goes_around(line: str) -> bool:
+    """Whether pairs of who sends to whom are rings: all that send receive."""
+    match = _PAIRS.search(line)
+    pairs = pairs_of(match[1]) if match else []
+    return bool(pairs) and {one for one, _ in pairs} == {other for _, other in pairs}
+
+
+def pairs_of(text: str) -> list[tuple[int, int]]:
+    """``0,1},{1,0``"""
+    numbers = [int(number) for number in re.findall(r"\d+", text)]
+    return list(zip(numbers[::2], numbers[1::2], strict=True))
+
+
+def _reached(pairs: Sequence[tuple[int, int]], device: int) -> frozenset[int]:
+    """All that are joined with ``device`` by pairs."""
+    group = {device}
+    while more := {d for pair in pairs if group.intersection(pair) for d in pair} - group:
+        group |= more
+    return frozenset(group)
 
 
 def groups_of_axes(mesh: Mapping[str, int]) -> dict[frozenset[int], str]:
