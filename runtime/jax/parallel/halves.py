@@ -85,7 +85,7 @@ def halves(function: Any, given: Sequence[Any], moved: Collection[int], wanted: 
     """``function`` of the flat arrays ``given``, whose first ``wanted`` outputs come first;
     ``moved``: places of the inputs that the second half is not given."""
     try:
-        closed = _flat(jax.make_jaxpr(function)(*given))
+        closed = _without_calls(jax.make_jaxpr(function)(*given))
         others = range(wanted, len(closed.jaxpr.outvars))
         return _halves(closed, frozenset(moved), frozenset(moved), range(wanted), others)
     finally:
@@ -214,7 +214,7 @@ def _counts(eqn: Any) -> tuple[int, int]:
 
 def _body(eqn: Any) -> Any:
     """A loop's body, with nothing that it calls."""
-    return _flat(eqn.params["jaxpr"])
+    return _without_calls(eqn.params["jaxpr"])
 
 
 def _made(eqn: Any, places: set[int]) -> tuple[set[int], set[int]]:
@@ -274,7 +274,7 @@ def _dependent_inside(eqn: Any, moved: Collection[int]) -> set[Any]:
 _flats: dict[int, tuple[Any, Any]] = {}
 
 
-def _flat(closed: Any) -> Any:
+def _without_calls(closed: Any) -> Any:
     """``closed`` with the equations of what it calls in place of the calls; made once."""
     known = _flats.get(id(closed))
     if known is None or known[0] is not closed:
