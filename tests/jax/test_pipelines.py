@@ -31,6 +31,12 @@ PLANS: dict[str, tuple[str, Fix, dict[str, Any]]] = {
     "zero bubble": ("gpt_scan", {"pp": "2", "tp": "4", "schedule": "zb-h1"}, {}),
     "vee": ("gpt_unrolled", {"pp": "2", "tp": "4", "schedule": "zb-v"}, CLIPPED),
     "two ways": ("gpt_scan", {"pp": "2", "tp": "4", "schedule": "chimera"}, CLIPPED),
+    "a ring": ("gpt_scan", {"pp": "2", "cp_ring": "4", "schedule": "1f1b"}, CLIPPED),
+    "gathered rows": (
+        "llama",
+        {"pp": "2", "cp": "2", "dp_shard": "2", "zero": "3", "schedule": "1f1b"},
+        {},
+    ),
     "recomputed": ("llama", {"pp": "2", "dp_shard": "4", "recompute": "full"}, {}),
 }
 

@@ -7,16 +7,13 @@ from collections.abc import Sequence
 from autopar.emit.constants import literal
 from autopar.emit.jax.errors import JaxEmitError
 from autopar.lowering.lowered import BATCH_AXES, Lowered
-from autopar.nouns.axes import EXPERT, SAMPLES, SEQUENCES
+from autopar.nouns.axes import SAMPLES, SEQUENCES
 from autopar.nouns.batch import BatchEntry
 from autopar.nouns.mesh import Mesh
-from autopar.nouns.plan import Plan
 
 
-def batch_table(entries: Sequence[BatchEntry], lowered: Lowered, plan: Plan) -> list[str]:
-    """How axes cut each entry of the batch. Raises `JaxEmitError`."""
-    _check_one_stage(plan)
-    microbatches = plan.microbatches
+def batch_table(entries: Sequence[BatchEntry], lowered: Lowered, microbatches: int) -> list[str]:
+    """How axes cut each entry of the batch."""
     lines = ["# the first dim counts microbatches: shapes of all devices", "BATCH = {"]
     for entry in entries:
         dims = ["None"] * (2 if entry.batch_dim is not None else 1)
@@ -62,17 +59,6 @@ def in_pieces(lowered: Lowered) -> bool:
     """Whether axes that split the batch split parameters, too."""
     held = (v.produced for v in lowered.tensors.values() if v.tensor.role == "parameter")
     return any(a in BATCH_AXES and p.kind == "S" for one in held for a, p in one.placements)
-
-
-def _check_one_stage(plan: Plan) -> None:
-    """Raises `JaxEmitError` where stages would pass pieces of sequences, or have experts apart."""
-    axes = [a for a in (*SEQUENCES, EXPERT) if plan.program_mesh.size(a) > 1]
-    if len(plan.stages) > 1 and axes:
-        raise JaxEmitError(
-            f"the plan has {len(plan.stages)} pipeline stages and ranks along "
-            f"{' and '.join(axes)}: JAX programs have one or the other so far",
-            dict.fromkeys(axes, "1"),
-        )
 
 
 def _over(mesh: Mesh, names: tuple[str, ...]) -> str:

@@ -111,7 +111,7 @@ def emit(
         *_blocks(lowered, stages),
         *_stacks(captured),
         "",
-        *batch_table(_read(captured), lowered, plan),
+        *batch_table(_read(captured), lowered, plan.microbatches),
         *outputs_table(lowered),
     ]
     parts += ["\n".join(staged)] * bool(staged)
