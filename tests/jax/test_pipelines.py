@@ -10,7 +10,8 @@ import pytest
 
 from autopar.runtime.verify.collectives import differences
 from autopar.runtime.verify.verified import TOLERANCE
-from tests.jax.planned import made
+from tests.jax.planned import made, made_of
+from tests.jax.test_sequences import experts
 
 Fix = dict[str, str]
 CLIPPED = {"clip_norm": 0.5}
@@ -46,6 +47,15 @@ def test_stages_equal_the_loss_function_and_move_what_was_priced(name: str) -> N
     model, fix, options = PLANS[name]
     program = made(model, fix, **options)
     assert len(program.plan.stages) > 1
+    errors, moved = program.exact()
+    assert errors.largest < TOLERANCE, errors
+    bare = [replace(row, what="") for row in moved]
+    assert not differences(program.priced_in_float64(), bare)
+
+
+def test_experts_beside_stages() -> None:
+    fix = {"pp": "2", "dp_shard": "2", "ep": "2", "zero": "1", "schedule": "zb-h1"}
+    program = made_of("staged experts", experts(True), fix, clip_norm=0.5)
     errors, moved = program.exact()
     assert errors.largest < TOLERANCE, errors
     bare = [replace(row, what="") for row in moved]

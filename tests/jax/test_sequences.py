@@ -12,8 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from autopar.emit.jax.batch import batch_table
-from autopar.emit.jax.errors import JaxEmitError
 from autopar.nouns.errors import UserError
 from autopar.nouns.workload import Workload
 from autopar.runtime.jax.programs import run_program, step_alone
@@ -204,10 +202,3 @@ def test_groups_of_rows_are_no_experts_that_ranks_share() -> None:
     text = refused(model, {"ep": "2"})
     assert "groups of rows" in text
     assert "are shared" in text
-
-
-def test_stages_beside_ranks_of_a_sequence_are_refused() -> None:
-    program = made("llama", MIX)
-    plan = replace(program.plan, stages=program.plan.stages * 2)
-    with pytest.raises(JaxEmitError, match="one or the other so far"):
-        batch_table((), program.planned.lowered, plan)
