@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType, ModuleType
 from typing import Any
 
@@ -23,6 +24,19 @@ class Played:
 
     action: Action
     sent: tuple[tuple[str, bool, int, int], ...]
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What is there between the actions of a step: of each stage what it holds and takes, losses
+    and gradients so far; what is on its way; and what is kept of microbatches in flight."""
+
+    held: Sequence[State]
+    batch: Sequence[Arrays]
+    losses: dict[int, list[Arrays]] = field(default_factory=lambda: defaultdict(list))
+    gradients: dict[int, Arrays] = field(default_factory=dict)
+    mail: dict[tuple[Way, bool, int], Array] = field(default_factory=dict)
+    kept: dict[tuple[int, int], Any] = field(default_factory=dict)
 
 
 class Pipeline:
@@ -154,43 +168,56 @@ class Pipeline:
         return [[first if not stage.number else stage.here(first)] for stage in self.stages]
 
     def _play(
-        self, held: Sequence[State], batch: Any, backward: bool = True
+        self, held: Sequence[State], batch: Sequence[Arrays], backward: bool = True
     ) -> tuple[list[list[Arrays]], dict[int, Arrays]]:
         self.log = []
-        losses: list[list[Arrays]] = [[] for _ in self.stages]
-        gradients = {s.number: s.nothing(held[s.number]) for s in self.stages} if backward else {}
-        mail: dict[tuple[Way, bool, int], Array] = {}
-        kept: dict[tuple[int, int], Any] = {}
+        run = _Run(held, batch)
+        if backward:
+            run.gradients.update({s.number: s.nothing(held[s.number]) for s in self.stages})
         for action in self.actions:
-            n, i = action.stage, action.microbatch
-            stage, given = self.stages[n], (held[n], batch[n], i)
-            made: dict[str, Array] = {}
             if action.kind == "F":
-                values = {way.value: mail.pop((way, False, i)) for way in self._into[n]}
-                if backward:
-                    made, lost, residual = stage.forward(*given, values)
-                    kept[n, i] = {name: values[name] for name in stage.needed}, residual
-                else:
-                    made, lost = stage.evaluated(*given, values)
-                if lost:
-                    losses[n].append(lost)
-            elif not backward:
+                made = self._forward(action, run, backward)
+            elif backward:
+                made = self._backward(action, run)
+            else:
                 continue
-            elif action.kind != "W":
-                coming: dict[str, list[Array]] = {}
-                for way in self._from[n]:
-                    if way.gradient:
-                        coming.setdefault(way.value, []).append(mail.pop((way, True, i)))
-                if action.kind == "I" and stage.splits:
-                    made, later = stage.backward_input(*given, *kept[n, i], coming)
-                    kept[n, i] = *kept[n, i], later
-                else:
-                    own = kept.pop((n, i))
-                    made, gradients[n] = stage.backward(*given, *own, coming, gradients[n])
-            elif stage.splits:
-                gradients[n] = stage.backward_weight(*given, *kept.pop((n, i)), gradients[n])
-            self.log.append(self._hand_on(action, made, mail))
-        return losses, gradients
+            self.log.append(self._hand_on(action, made, run.mail))
+        return [run.losses[stage.number] for stage in self.stages], run.gradients
+
+    def _forward(self, action: Action, run: _Run, backward: bool) -> Arrays:
+        n, _, i = action
+        stage = self.stages[n]
+        values = {way.value: run.mail.pop((way, False, i)) for way in self._into[n]}
+        made: Arrays
+        if backward:
+            made, lost, residual = stage.forward(run.held[n], run.batch[n], i, values)
+            run.kept[n, i] = {name: values[name] for name in stage.needed}, residual
+        else:
+            made, lost = stage.evaluated(run.held[n], run.batch[n], i, values)
+        if lost:
+            run.losses[n].append(lost)
+        return made
+
+    def _backward(self, action: Action, run: _Run) -> Arrays:
+        n, kind, i = action
+        stage, given = self.stages[n], (run.held[n], run.batch[n], i)
+        made: Arrays = {}
+        if kind == "W":
+            if stage.splits:
+                kept = run.kept.pop((n, i))
+                run.gradients[n] = stage.backward_weight(*given, *kept, run.gradients[n])
+            return made
+        coming: dict[str, list[Array]] = {}
+        for way in self._from[n]:
+            if way.gradient:
+                coming.setdefault(way.value, []).append(run.mail.pop((way, True, i)))
+        kept = run.kept.pop((n, i))
+        if kind == "I" and stage.splits:
+            made, later = stage.backward_input(*given, *kept, coming)
+            run.kept[n, i] = *kept, later
+        else:
+            made, run.gradients[n] = stage.backward(*given, *kept, coming, run.gradients[n])
+        return made
 
     def _hand_on(self, action: Action, made: Arrays, mail: dict[Any, Array]) -> Played:
         sent = []
