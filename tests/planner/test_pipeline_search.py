@@ -317,7 +317,7 @@ def test_a_shape_of_which_nothing_fits_or_state_takes_long_comes_up_leaner_once(
     )
     assert not search._leaner(shape, 1.0)
     assert len([*search._offer(item, Standings(Alarms.of(of)))]) == len(room)
-    leaner = [(1.0, replace(shape, lean=1))]
+    leaner = [(1.0, replace(shape, lean=lean)) for lean in (1, 2)]
     assert search._leaner(shape, 1.0) == (leaner if comes_up else [])
     assert not search._leaner(shape, 1.0)
     assert not search._leaner(leaner[0][1], 1.0)

@@ -34,7 +34,7 @@ from autopar.planner.staged.found import FOUND, NAMED, VEE, limits
 from autopar.planner.staged.lower_bounds import LowerBounds, Share
 from autopar.planner.staged.orders import Orders
 from autopar.planner.staged.pipeline_models import Model, Models
-from autopar.planner.staged.shapes import EVERY, LEAN, Core, Shape
+from autopar.planner.staged.shapes import EVERY, FASTEST, LEAN, Core, Shape
 from autopar.pricing.sends import Order
 from autopar.pricing.trials import Trial
 
@@ -140,7 +140,10 @@ class Pipelines:
                 opened = self._leaner(item.trials.core.shape, bound_s)
             yield now
             for next_s, one in opened:
-                heapq.heappush(heap, (max(bound_s, next_s), next(turn), one))
+                # What bounds a shape may not bound it leaner: such a one comes up at once.
+                own = isinstance(item, Shape) and item.lean != FASTEST
+                least_s = bound_s if isinstance(one, Shape) else max(next_s, 0 if own else bound_s)
+                heapq.heappush(heap, (least_s, next(turn), one))
         yield now
         return now
 
@@ -231,9 +234,6 @@ class Pipelines:
             return now, opened
         model, lean_s = self._models.of(shape), float("inf")
         if model is None:
-            if shape.lean:  # the next one may be another sharding
-                self._crowded.add(shape)
-                opened = self._leaner(shape, self._bounds.shape_s(shape))
             return now, opened
         shares: dict[Recompute | None, list[Share]] = {}
         for core in self._cores(shape):
@@ -249,7 +249,7 @@ class Pipelines:
                 self._too_big.append((needed, core))
             if self._bounds.short(core, shares[core.recompute]):
                 lean_s = min(lean_s, bound_s)
-            elif shape.lean != LEAN[-1] and work_s > SLOWED * bound_s:
+            elif shape.lean == FASTEST and work_s > SLOWED * bound_s:
                 lean_s = min(lean_s, self._bounds.leaner_s(core, model))
         if lean_s < now.best_s:
             self._crowded.add(shape)
@@ -258,10 +258,10 @@ class Pipelines:
 
     def _leaner(self, shape: Shape, bound_s: float) -> list[Opened]:
         """A shape whose ranks are short of memory, sharded so that they hold less; once."""
-        if shape.lean == LEAN[-1] or shape not in self._crowded or shape in self._leaned:
+        if shape.lean != FASTEST or shape not in self._crowded or shape in self._leaned:
             return []
         self._leaned.add(shape)
-        return [(bound_s, replace(shape, lean=shape.lean + 1))]
+        return [(bound_s, replace(shape, lean=lean)) for lean in LEAN if lean != FASTEST]
 
     def _promises(self, shape: Shape, best_s: float) -> bool:
         """Whether a core of a shape is expected to take less, by what is most like it; so it is
