@@ -7,8 +7,9 @@ A step of m microbatches through S stages takes in GPipe exactly, and in 1F1B at
 (Fan et al. 2021, eq. 2), where ``busy_s`` is what a stage computes for
 one microbatch and ``fill_s`` that with its sends, which the first microbatch waits for. For a bound
 b on ``busy_s``, a chain of least ``sum fill`` is a shortest path with S edges, found by dynamic
-programming over (stages, units); the least b that any chain keeps is found by bisection, and b is
-swept upwards from there. With f(b) that least sum, no bound above b can give less than
+programming over (stages, units); the least b that any chain keeps is found by bisection, where
+longer runs take longer by stages as long as they may be (Pinar & Aykanat 2004), and b is swept
+upwards from there. With f(b) that least sum, no bound above b can give less than
 f(infinity) + (m - 1) b: the sweep ends where that is not below the best found, so the answer is the
 optimum. A bound leaves runs of few units, so a program looks at units x the widest of them.
 """
@@ -78,7 +79,7 @@ def cut(
     low, high = 0, len(bounds) - 1
     while low < high:  # the least bound that any chain keeps
         middle = (low + high) // 2
-        if chain.least_fill(bounds[middle]) is None:
+        if not chain.keeps(bounds[middle]):
             low = middle + 1
         else:
             high = middle
@@ -126,6 +127,27 @@ class _Chain:
                 self.busy.append(np.where(allows, one[self.first, ends], np.inf))
                 self.fill.append(np.where(allows, filled[self.first, ends], np.inf))
             self.kind.append(kinds[key])
+        self.onward = self._onward(busy, masks if allowed else None)
+
+    def _onward(self, busy: Sequence[Table], masks: Sequence[Mask] | None) -> Table | None:
+        """[first, end] of the one table of all stages, infinite where no stage may be; None: there
+        are several, or a longer run may take less."""
+        if len({*map(id, busy)}) > 1 or (masks and len({*map(id, masks)}) > 1):
+            return None
+        there = np.triu(np.ones_like(busy[0], dtype=bool), 1)
+        onward = np.where(there & masks[0] if masks else there, busy[0], np.inf)
+        later, wider = onward[1:] <= onward[:-1], onward[:, 1:] >= onward[:, :-1]
+        grows = np.all(later | ~there[1:]) and np.all(wider | ~there[:, :-1])
+        return onward if grows else None
+
+    def keeps(self, bound: float) -> bool:
+        """Whether any chain keeps the bound."""
+        if self.onward is None:
+            return self.least_fill(bound) is not None
+        units, at = np.count_nonzero(self.onward <= bound, axis=1).tolist(), 0
+        for _ in range(self.stages):
+            at += units[at]
+        return bool(at == self.units)
 
     def least_fill(self, bound: float) -> tuple[float, tuple[int, ...]] | None:
         """The chain of least ``sum fill`` among those that keep the bound, and its ends."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import groupby, repeat
 
 from autopar.cost_models.columns import Number
 from autopar.cost_models.compute import update_time_s
@@ -20,7 +21,7 @@ from autopar.pricing.offload import kept_bytes, streamed_s
 from autopar.pricing.reduced import Reduced, Traffic, Way, in_buckets_s, least_shown
 from autopar.pricing.software.states import spent, updated_s
 from autopar.pricing.state import StateSharding
-from autopar.pricing.streams import Note, UnitTime, play
+from autopar.pricing.streams import Note, Streams, UnitTime
 from autopar.pricing.summary import Summary
 from autopar.pricing.units.moves import (
     contention_of,
@@ -77,6 +78,8 @@ class _Units:
 
     calls: list[_Unit]
     distinct: list[tuple[_Unit, int]]
+    runs: list[tuple[_Unit, int]]
+    """Of ``calls``, those that follow each other and are alike."""
 
     @staticmethod
     def of(
@@ -90,15 +93,20 @@ class _Units:
         }
         root = _unit(summary.root, state, cluster, NONE, root=True)
         distinct = [(root, 1), *((bodies[call], count) for call, count in counts.items())]
-        return _Units([root, *(bodies[call] for call in each)], distinct, state.trainer is None)
+        runs = [(root, 1), *((bodies[call], len([*some])) for call, some in groupby(each))]
+        calls = [root, *(bodies[call] for call in each)]
+        return _Units(calls, distinct, runs, state.trainer is None)
 
     exact: bool
     """Sums are one by one: what is equal to the last digit decides between equal cuts."""
 
     def sum(self, figure: Callable[[_Unit], Number]) -> Number:
-        if self.exact:
-            return sum(map(figure, self.calls))
-        return sum(count * figure(one) for one, count in self.distinct)
+        if not self.exact:
+            return sum(count * figure(one) for one, count in self.distinct)
+        total: Number = 0
+        for one, count in self.runs:
+            total = sum(repeat(figure(one), count), total)
+        return total
 
     def count(self, seconds: Callable[[_Unit], float]) -> int:
         """Those that take any."""
@@ -122,14 +130,15 @@ def stage_time(
     gathered_s = units.sum(lambda p: p.gather_s)
     behind_s = units.sum(lambda p: p.reduce_s + p.regather_s * gathers)
     forward, total = forward_s, forward_s + backward_s
+    streams = Streams(units.calls, gathers, hides, state.prefetch)
     if behind_s or (gathers and gathered_s):
-        forward, total = play(units.calls, None, gathers, hides, state.prefetch)
+        forward, total = streams.computed_s, streams.done_s()
     ahead = Traffic(gathered_s * gathers, forward - forward_s)
     behind = Traffic(behind_s, total - forward - backward_s)
     first = Traffic()
     if state.fsdp and not gathers:
-        first = Traffic(gathered_s, play(units.calls, None, True, hides)[0] - forward)
-    last = _last(units, state, cluster, beside, total, gathers, hides)
+        first = Traffic(gathered_s, Streams(units.calls, True, hides).computed_s - forward)
+    last = _last(units, streams, state, cluster, beside, total)
     moved = (
         units.sum(lambda p: p.unit.moved_forward_s),
         units.sum(lambda p: p.unit.moved_backward_s),
@@ -164,19 +173,18 @@ def note_microbatch(
     """Plays the last microbatch of a stage as `stage_time` does, for ``note``."""
     units = _Units.of(summary, state, cluster, recompute)
     gathers, hides = state.split.parameters, _hides(state, cluster)
-    total_s = play(units.calls, None, gathers, hides, state.prefetch)[1]
-    each = _last(units, state, cluster, beside, total_s, gathers, hides).each if beside else None
-    play(units.calls, each, gathers, hides, state.prefetch, note)
+    streams = Streams(units.calls, gathers, hides, state.prefetch)
+    last = _last(units, streams, state, cluster, True, streams.done_s()).each if beside else None
+    Streams(units.calls, gathers, hides, state.prefetch, note).done_s(last)
 
 
 def _last(
     units: _Units,
+    streams: Streams,
     state: StateSharding,
     cluster: Cluster,
     beside: bool,
     total_s: Number,
-    gathers: bool,
-    hides: bool,
 ) -> Reduced:
     """What is reduced in the last backward alone."""
 
@@ -184,7 +192,7 @@ def _last(
         each = _reduced_s(units, state, cluster, way)
         reduced_s = left_s = sum(each)
         if beside and reduced_s:
-            left_s = play(units.calls, each, gathers, hides, state.prefetch)[1] - total_s
+            left_s = streams.done_s(each) - total_s
         return Reduced(Traffic(reduced_s, left_s), each, way)
 
     return least_shown(reduced, state, cluster, beside, total_s)

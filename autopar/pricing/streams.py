@@ -8,10 +8,10 @@ as soon as its backward is done.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
-from autopar.cost_models.columns import Number, larger_of
+from autopar.cost_models.columns import Number, larger, larger_of
 from autopar.nouns.prefetch import USUAL
 
 Work = Literal["forward", "backward", "gather", "regather", "reduce"]
@@ -31,65 +31,82 @@ class UnitTime:
     reduce_s: float
 
 
-def play(
-    units: Sequence[UnitTime],
-    last: Sequence[float] | None,
-    gather: bool,
-    hides: bool,
-    ahead: int = USUAL,
-    note: Note | None = None,
-) -> tuple[float, float]:
-    """Seconds of one microbatch's forward, and of all of it.
+@dataclass(slots=True)
+class Streams:
+    """A compute stream and a communication stream, and when each is done: in seconds, of one
+    microbatch's forward and, each time anew, of a backward behind it.
 
-    last: of the last one, what each unit reduces in it alone.
-
-    Unit 0 is the root, gathered first and reduced last. The gather of a unit is issued when the
-    unit ``ahead`` before it starts to compute, so backward it goes before that unit's reduction.
-    ``hides``: communication runs beside compute, else each waits for the other.
+    ``hides``: communication runs beside compute, else each waits for the other. ``ahead``: a unit
+    is gathered when the one so many before it starts to compute. Unit 0 is the root, gathered first
+    and reduced last.
     """
-    compute = communication = 0.0
-    longer = larger_of(*(unit.forward_s for unit in units))
 
-    def moved(issued: float, seconds: float, work: Work, place: int) -> float:
-        """When a collective is done; it starts no sooner than ``issued``."""
-        nonlocal compute, communication
-        if not seconds:
-            return 0.0
-        if not hides:
-            compute = done = compute + seconds
-        else:
-            communication = done = longer(communication, issued) + seconds
-        if note is not None:
-            note(work, place, done - seconds, done)
-        return done
+    units: Sequence[UnitTime]
+    gather: bool
+    hides: bool
+    ahead: int = USUAL
+    note: Note | None = None
+    computed_s: Number = field(init=False, default=0.0)
+    moved_s: Number = field(init=False, default=0.0)
 
-    def ran(work: Work, place: int, start: float, seconds: Number) -> None:
-        nonlocal compute
-        compute = start + seconds
-        if note is not None:
-            note(work, place, start, compute)
+    def __post_init__(self) -> None:
+        units = self.units
+        gathers = [unit.gather_s for unit in units] if self.gather else []
+        computes = [unit.forward_s for unit in units]
+        names: tuple[Work, Work] = ("gather", "forward")
+        done = self._pass(names, range(len(units)), gathers, computes, ())
+        self.computed_s, self.moved_s = done
 
-    def gathered(work: Work, order: Sequence[int], turn: int) -> float:
-        """When the unit whose ``turn`` it is may start; issues the gathers of those behind it."""
-        if not gather:
-            return compute
-        if len(arrived) == turn:
-            arrived.append(moved(compute, seconds[turn], work, order[turn]))
-        start = longer(compute, arrived[turn])
-        for place in range(len(arrived), min(turn + ahead + 1, len(seconds))):
-            arrived.append(moved(start, seconds[place], work, order[place]))
-        return longer(start, compute)
+    def done_s(self, last: Sequence[float] | None = None) -> Number:
+        """When all of the microbatch is done.
 
-    arrived: list[float] = []
-    there = range(len(units))
-    seconds = [unit.gather_s for unit in units]
-    for place in there:
-        ran("forward", place, gathered("gather", there, place), units[place].forward_s)
-    forward = compute
-    back = there[::-1]
-    arrived, seconds = [], [units[place].regather_s for place in back]
-    for turn, place in enumerate(back):
-        ran("backward", place, gathered("regather", back, turn), units[place].backward_s)
-        own_s = 0.0 if last is None else last[place]
-        moved(compute, units[place].reduce_s + own_s, "reduce", place)
-    return forward, longer(compute, communication)
+        last: of the last one, what each unit reduces in it alone. A unit is gathered before what is
+        reduced of the one behind which it is.
+        """
+        back = self.units[::-1]
+        gathers = [unit.regather_s for unit in back] if self.gather else []
+        reduces = [unit.reduce_s for unit in back]
+        if last is not None:
+            reduces = [each + own for each, own in zip(reduces, last[::-1], strict=True)]
+        computes, turns = [unit.backward_s for unit in back], range(len(back))[::-1]
+        done = self._pass(("regather", "backward"), turns, gathers, computes, reduces)
+        return larger(*done)
+
+    def _pass(
+        self,
+        names: tuple[Work, Work],
+        places: Sequence[int],
+        gathers: Sequence[float],
+        computes: Sequence[Number],
+        reduces: Sequence[Number],
+    ) -> tuple[Number, Number]:
+        """Figures of all units in the order of their turns; ``places``: of each."""
+        longer, hides, note = larger_of(*computes), self.hides, self.note
+        compute, communication, most = self.computed_s, self.moved_s, len(gathers)
+        arrived: list[Number] = []
+        for turn, seconds in enumerate(computes):
+            for issued in range(len(arrived), min(turn + self.ahead + 1, most)):
+                taken = gathers[issued]
+                done: Number = 0.0
+                if taken and hides:
+                    start = compute if issued == turn else longer(compute, arrived[turn])
+                    communication = done = longer(communication, start) + taken
+                elif taken:
+                    compute = done = compute + taken
+                arrived.append(done)
+                if note is not None and taken:
+                    note(names[0], places[issued], done - taken, done)
+            start = longer(compute, arrived[turn]) if most else compute
+            compute = start + seconds
+            if note is not None:
+                note(names[1], places[turn], start, compute)
+            taken = reduces[turn] if reduces else 0.0
+            if not taken:
+                continue
+            if hides:
+                communication = done = longer(communication, compute) + taken
+            else:
+                compute = done = compute + taken
+            if note is not None:
+                note("reduce", places[turn], done - taken, done)
+        return compute, communication

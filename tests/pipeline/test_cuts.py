@@ -131,3 +131,26 @@ def test_embedding_and_head_take_layers_off_the_end_stages() -> None:
 def test_more_stages_than_units_are_refused() -> None:
     with pytest.raises(NoCuts, match="at most 3 stages"):
         cut([np.ones((4, 4))] * 4, [np.ones((4, 4))] * 4, 8)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_stages_of_one_table_are_cut_as_by_all_cuts(data: st.DataObject) -> None:
+    """There the least bound is found by stages as long as they may be, also under a mask."""
+    units = data.draw(st.integers(1, 9))
+    stages = data.draw(st.integers(1, units))
+    each = st.lists(st.integers(0, 9), min_size=units, max_size=units)
+    times, memory = data.draw(each), data.draw(each)
+    room, m = data.draw(st.integers(0, 60)), data.draw(st.integers(1, 20))
+    price = chain(times, [0] * units, room, [stages * n for n in memory], 1)
+    busy, allowed = np.zeros((units + 1,) * 2), np.zeros((units + 1,) * 2, dtype=bool)
+    for first, end in itertools.combinations(range(units + 1), 2):
+        busy[first, end] = sum(times[first:end])
+        allowed[first, end] = price(0, first, end) is not None
+    expected = brute_force(units, stages, m, lambda _, first, end: price(0, first, end))
+    tables, masks = [busy] * stages, [allowed] * stages
+    if expected is None:
+        with pytest.raises(NoCuts):
+            cut(tables, tables, m, masks)
+    else:
+        assert cut(tables, tables, m, masks).step_s == expected

@@ -288,9 +288,12 @@ def test_a_stage_to_every_unit_leaves_no_cut_to_try_and_is_planned() -> None:
     assert len(best.decided.stages) == 8
 
 
-@pytest.mark.parametrize(("room", "comes_up"), [((False, False), True), ((False, True), False)])
-def test_a_shape_of_which_nothing_fits_comes_up_as_a_lean_one_once(
-    monkeypatch: pytest.MonkeyPatch, room: tuple[bool, ...], comes_up: bool
+@pytest.mark.parametrize(
+    ("room", "step_s", "comes_up"),
+    [((False, False), 1.0, True), ((False, True), 1.0, False), ((False, True), 1.2, True)],
+)
+def test_a_shape_of_which_nothing_fits_or_state_takes_long_comes_up_leaner_once(
+    monkeypatch: pytest.MonkeyPatch, room: tuple[bool, ...], step_s: float, comes_up: bool
 ) -> None:
     """Ranks may have room in the mean, so that nothing spoke for it when the shape was opened."""
     of = small()
@@ -298,7 +301,11 @@ def test_a_shape_of_which_nothing_fits_comes_up_as_a_lean_one_once(
     search = Pipelines(of, Solver("portfolio"))
     monkeypatch.setattr(search, "_bounds", SimpleNamespace(update_s=lambda *_: 0.0))
     (shape, *_) = search._shapes(2)
-    fits = [SimpleNamespace(priced=SimpleNamespace(memory=SimpleNamespace(fits=f))) for f in room]
+    time = SimpleNamespace(total_s=step_s)
+    fits = [
+        SimpleNamespace(priced=SimpleNamespace(time=time, memory=SimpleNamespace(fits=f)))
+        for f in room
+    ]
     item: Any = SimpleNamespace(
         plain=SimpleNamespace(step_s=1.0),
         trials=SimpleNamespace(
@@ -310,7 +317,7 @@ def test_a_shape_of_which_nothing_fits_comes_up_as_a_lean_one_once(
     )
     assert not search._leaner(shape, 1.0)
     assert len([*search._offer(item, Standings(Alarms.of(of)))]) == len(room)
-    lean = [(1.0, replace(shape, lean=True))]
-    assert search._leaner(shape, 1.0) == (lean if comes_up else [])
+    leaner = [(1.0, replace(shape, lean=lean)) for lean in (1, 2)]
+    assert search._leaner(shape, 1.0) == (leaner if comes_up else [])
     assert not search._leaner(shape, 1.0)
-    assert not search._leaner(lean[0][1], 1.0)
+    assert not search._leaner(leaner[0][1], 1.0)

@@ -112,6 +112,12 @@ class LowerBounds:
         late_s = min(whole.streamed_s for whole in fitting) / pp
         return needed, m * pass_s / model.pace(views, core.lightest).ranks + late_s
 
+    def leaner_s(self, core: Core, model: Model) -> float:
+        """The same of a core whose ranks hold as little as other shardings may free, at no cost."""
+        freed = Likeness(freed=model.solved.squeezable)
+        _, work_s = self.fitting(core, model, [*self.shares(core, model, freed)])
+        return max(self.core_s(core, model), work_s)
+
     def may_beat(self, best_s: float, cores: Iterable[Core], model: Model, like: Likeness) -> bool:
         """Whether a core of one shape that fits may take less."""
         shares: dict[Recompute | None, list[Share]] = {}

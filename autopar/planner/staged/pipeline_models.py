@@ -2,8 +2,9 @@
 
 The sharding of all ops depends on the tensor-parallel degree and on how many samples a microbatch
 has on one data rank, not on stages, cuts or schedule: one `Model` for each such pair. The fastest
-may leave parameters whole on every tensor-parallel rank, since their gradients meet once a step;
-for shapes in which that does not fit there is a second one, which holds nearly as little as any.
+may leave parameters whole on every tensor-parallel rank, since their gradients meet once a step.
+For shapes in which that does not fit, or takes long, there are two more (`shapes.LEAN`): one that
+is charged for what state moves once a step, and one that holds nearly as little as any.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from autopar.planner.ask.candidates import Candidate, StateLayout, model_mesh
 from autopar.planner.ask.question import Question
 from autopar.planner.problem.posed import least_used
 from autopar.planner.problem.solving import Solver
-from autopar.planner.solve.solved import Solved, solve
-from autopar.planner.staged.shapes import Shape
+from autopar.planner.solve.solved import Charged, Solved, hidden, solve
+from autopar.planner.staged.shapes import FASTEST, MOVING_LESS, Shape
 from autopar.pricing.cut_model import CutModel
 from autopar.pricing.pipeline import Figure, PipelinePrices
 from autopar.pricing.runs import Table
@@ -33,8 +34,8 @@ from autopar.pricing.state import StateSharding
 
 HOLDS_MORE = 1.25
 """Times the least that ranks may hold, above which a lean sharding is looked for."""
-LEAN = 0.1
-"""Of what the fastest sharding holds more than the least, what a lean one may."""
+MORE = 0.1
+"""Of what the fastest sharding holds more than the least, what one that holds little may."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,16 +163,17 @@ class Models:
     _sample_s: float = 0.0
     """Of forward and backward, at least, on one tensor-parallel rank of the slowest kind."""
     _models: dict[tuple[Mesh, int], Model | None] = field(default_factory=dict)
-    _lean: dict[tuple[Mesh, int], Model | None] = field(default_factory=dict)
+    _lean: dict[tuple[Mesh, int, int], Model | None] = field(default_factory=dict)
 
     def of(self, shape: Shape) -> Model | None:
         """None where the model cannot be split so, or ranks would do the same work; of a lean shape
         also where its fastest sharding is lean enough."""
         key = shape.candidate.model, shape.samples
-        if shape.lean:
-            if key not in self._lean:
-                self._lean[key] = self._leaner(self._models.get(key))
-            return self._lean[key]
+        if shape.lean != FASTEST:
+            lean = *key, shape.lean
+            if lean not in self._lean:
+                self._lean[lean] = self._leaner(shape, self._models.get(key))
+            return self._lean[lean]
         if key not in self._models:
             self._models[key] = None
             solved = solve(self.question, shape.candidate, self.solver)
@@ -197,17 +199,28 @@ class Models:
         # Fewer samples take no less each; more of them, no less.
         return model, Likeness(min(1.0, share), share, model.solved.squeezable)
 
-    def _leaner(self, fastest: Model | None) -> Model | None:
-        """The fastest sharding under a limit near the least that any holds."""
+    def _leaner(self, shape: Shape, fastest: Model | None) -> Model | None:
+        """The fastest sharding that is charged for what state moves once a step, or under a limit
+        near the least that any holds; None where that is nothing else."""
         if fastest is None:
             return None
-        posed, held = fastest.solved.posed, fastest.solved.solution.peak
+        posed, solution = fastest.solved.posed, fastest.solved.solution
         least = least_used(fastest.solved.folded.problem)
-        if held <= HOLDS_MORE * least:
+        if solution.peak <= HOLDS_MORE * least:
             return None
-        limit, candidate = int(least + LEAN * (held - least)), fastest.solved.candidate
-        solved = solve(self.question, candidate, self.solver, usage_limit=limit, posed=posed)
-        return None if solved is None or solved.repeats else self._model(solved)
+        candidate, charged, limit = fastest.solved.candidate, None, None
+        if shape.lean == MOVING_LESS:
+            # A step is the microbatches' passes, one for each rank more, and what moves in between.
+            passes = shape.candidate.microbatches + shape.pp - 1
+            exposed = shape.candidate.microbatches / passes
+            charged = Charged(hidden(candidate.data).layout, exposed)
+        else:
+            limit = int(least + MORE * (solution.peak - least))
+        solved = solve(self.question, candidate, self.solver, charged, limit, posed)
+        if solved is None or solved.repeats:
+            return None
+        same = solved.posed is posed and np.array_equal(solved.solution.choice, solution.choice)
+        return None if same else self._model(solved)
 
     def add(self, solved: Solved) -> None:
         """For every shape with as many samples on as many tensor-parallel ranks."""

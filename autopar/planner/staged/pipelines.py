@@ -34,7 +34,7 @@ from autopar.planner.staged.found import FOUND, NAMED, VEE, limits
 from autopar.planner.staged.lower_bounds import LowerBounds, Share
 from autopar.planner.staged.orders import Orders
 from autopar.planner.staged.pipeline_models import Model, Models
-from autopar.planner.staged.shapes import Core, Shape
+from autopar.planner.staged.shapes import FASTEST, LEAN, Core, Shape
 from autopar.pricing.sends import Order
 from autopar.pricing.trials import Trial
 
@@ -46,6 +46,9 @@ TIGHTEST = 12
 """Pipelines that are priced in full where nothing fits."""
 FILLED = 0.9
 """Of its memory, what a plan must take for it to bind."""
+SLOWED = 1.1
+"""Times what a core takes without state that moves, what it must take with that which fits for a
+leaner sharding to be tried."""
 RELIEF = 0.1
 """What moving units between stages is taken to gain at most."""
 
@@ -79,9 +82,9 @@ class Pipelines:
     _steps: dict[Core, float] = field(default_factory=dict)
     """Seconds of those that were played."""
     _crowded: set[Shape] = field(default_factory=set)
-    """Shapes whose ranks are short of memory."""
+    """Shapes whose ranks are short of memory, or whose state moves long."""
     _leaned: set[Shape] = field(default_factory=set)
-    """Those of them that came up as lean ones."""
+    """Those of them that came up as leaner ones."""
 
     def __post_init__(self) -> None:
         self._models = Models(self.question, self.solver)
@@ -137,7 +140,10 @@ class Pipelines:
                 opened = self._leaner(item.trials.core.shape, bound_s)
             yield now
             for next_s, one in opened:
-                heapq.heappush(heap, (max(bound_s, next_s), next(turn), one))
+                # What bounds a shape may not bound it leaner: such a one comes up at once.
+                own = isinstance(item, Shape) and item.lean != FASTEST
+                least_s = bound_s if isinstance(one, Shape) else max(next_s, 0 if own else bound_s)
+                heapq.heappush(heap, (least_s, next(turn), one))
         yield now
         return now
 
@@ -168,7 +174,7 @@ class Pipelines:
         if pins.schedule not in (None, *SCHEDULES):
             return now
         own = self._shape(best.pp, best.candidate)
-        shapes = [replace(own, lean=lean) for lean in (False, True)]
+        shapes = [replace(own, lean=lean) for lean in LEAN]
         for shape, name in product(
             [shape for shape in shapes if self._models.of(shape) is not None],
             USUAL if pins.schedule is None else (pins.schedule,),
@@ -220,7 +226,7 @@ class Pipelines:
         return Shape(pp, candidate, samples)
 
     def _open(self, shape: Shape, now: Standings) -> tuple[Standings, list[Opened]]:
-        """The cores of a shape that may win, with their bounds; last, itself as a lean one."""
+        """The cores of a shape that may win, with their bounds; last, itself as a leaner one."""
         now, opened = replace(now, tried=now.tried + 1), list[Opened]()
         if shape.pp > self._models.most_units:
             return refuse(now, _too_many(shape.pp, self._models.most_units)), opened
@@ -242,16 +248,20 @@ class Pipelines:
             else:
                 self._too_big.append((needed, core))
             if self._bounds.short(core, shares[core.recompute]):
-                self._crowded.add(shape)
                 lean_s = min(lean_s, bound_s)
-        return now, [*opened, *self._leaner(shape, lean_s)]
+            elif shape.lean == FASTEST and work_s > SLOWED * bound_s:
+                lean_s = min(lean_s, self._bounds.leaner_s(core, model))
+        if lean_s < now.best_s:
+            self._crowded.add(shape)
+            opened += self._leaner(shape, lean_s)
+        return now, opened
 
     def _leaner(self, shape: Shape, bound_s: float) -> list[Opened]:
-        """A shape whose ranks are short of memory, sharded so that they hold little; once."""
-        if shape.lean or shape not in self._crowded or shape in self._leaned:
+        """A shape whose ranks are short of memory, sharded so that they hold less; once."""
+        if shape.lean != FASTEST or shape not in self._crowded or shape in self._leaned:
             return []
         self._leaned.add(shape)
-        return [(bound_s, replace(shape, lean=True))]
+        return [(bound_s, replace(shape, lean=lean)) for lean in LEAN if lean != FASTEST]
 
     def _promises(self, shape: Shape, best_s: float) -> bool:
         """Whether a core of a shape is expected to take less, by what is most like it; so it is
@@ -278,12 +288,13 @@ class Pipelines:
         if plain.step_s * (1 - RELIEF) + least_s < now.best_s:
             plain = item.trials.relieved(plain)
         if plain.step_s + least_s < now.best_s:
-            fits = False
+            fastest_s = float("inf")
             for answer in item.trials.answers(plain):
-                fits = fits or answer.priced.memory.fits
+                if answer.priced.memory.fits:
+                    fastest_s = min(fastest_s, answer.priced.time.total_s)
                 now = offer(now, answer)
                 yield now
-            if not fits:  # though the mean of its ranks has room
+            if fastest_s > SLOWED * (plain.step_s + least_s):
                 self._crowded.add(core.shape)
         return now
 

@@ -9,16 +9,20 @@ from autopar.nouns.cluster import Cluster
 from autopar.nouns.recompute import KEEP_ALL, Recompute
 from autopar.planner.ask.candidates import Candidate
 
+LEAN = FASTEST, MOVING_LESS, HOLDING_LESS = 0, 1, 2
+"""Shardings: the one of the fastest microbatch; of the fastest step, where state moves once in it
+and nothing hides that; the fastest that holds nearly as little as any."""
+
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """``samples``: of one microbatch on one data rank; ``lean``: ops are sharded so that ranks hold
-    little, where the fastest sharding holds much more."""
+    """``samples``: of one microbatch on one data rank; ``lean``: of `LEAN`, how ops are sharded
+    where the fastest sharding holds much more than it must."""
 
     pp: int
     candidate: Candidate
     samples: int
-    lean: bool = False
+    lean: int = LEAN[0]
 
     def views(self, cluster: Cluster) -> tuple[Cluster, ...]:
         """The cluster as every pipeline rank sees it."""

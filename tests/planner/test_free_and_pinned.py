@@ -1,0 +1,63 @@
+"""What is found with more pinned is never faster than what is found with less."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import combinations
+
+import pytest
+
+from autopar.nouns.cluster import Cluster
+from autopar.nouns.errors import UserError
+from autopar.planner.search.layouts import AS_FAST, search_plan
+from tests.planner.graphs import gpt
+from tests.planner.test_pipeline_search import FOUR
+from tests.planner.test_search import LARGE, question
+
+PINS = (
+    *({"pp": pp} for pp in "12"),
+    *({"tp": tp} for tp in "124"),
+    {"zero": "0"},
+    {"recompute": "none"},
+)
+MIB = 2**20
+ROOMY = 9613
+"""MiB that the best plan takes where memory does not bind."""
+
+
+def of_memory(memory_bytes: int) -> Cluster:
+    (group,) = FOUR.groups
+    device = replace(group.device, memory_bytes=memory_bytes)
+    return replace(FOUR, groups=(replace(group, device=device),))
+
+
+OFFLOADED = "what keeps the optimizer's state on the host is solved again only where it has won"
+
+
+@pytest.mark.parametrize(
+    "memory",
+    [
+        2 * ROOMY,
+        ROOMY * 6 // 10,
+        pytest.param(ROOMY * 4 // 10, marks=pytest.mark.xfail(reason=OFFLOADED, strict=True)),
+    ],
+)
+def test_more_pins_never_give_a_faster_plan(memory: int) -> None:
+    """With room, and where memory binds. A pipeline that gains less than `AS_FAST` is left out."""
+    graph = gpt(layers=3, **{**LARGE, "b": 8})
+    found: dict[frozenset[tuple[str, str]], float] = {}
+    for more in range(3):
+        for some in combinations(PINS, more):
+            fix = {name: value for pins in some for name, value in pins.items()}
+            if len(fix) < more:
+                continue
+            try:
+                best = search_plan(question(graph, 8, of_memory(memory * MIB), fix)).best
+            except UserError:
+                continue
+            found[frozenset(fix.items())] = best.priced.time.total_s
+    assert found
+    for fewer, step_s in found.items():
+        for pins, other_s in found.items():
+            if fewer < pins:
+                assert step_s <= other_s * AS_FAST, (sorted(fewer), sorted(pins))
