@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from benchmarks import planted_jax_sequences
+from benchmarks import planted_jax_pipelines, planted_jax_sequences
 from benchmarks.planting import CARRIED, Case, Planted
 
 CASES: Mapping[str, Case] = {
@@ -14,6 +14,7 @@ CASES: Mapping[str, Case] = {
     "jax half zero 2": Case("jax_half", {"dp_shard": "2", "zero": "2"}),
     "jax narrow tp": Case("jax_narrow", {"tp": "2"}),
     "jax ops replicate": Case("jax_ops", {"dp_replicate": "2"}),
+    **planted_jax_pipelines.CASES,
     **planted_jax_sequences.CASES,
 }
 
@@ -98,14 +99,15 @@ ERRORS: tuple[Planted, ...] = (
     _runtime("plain descent without decay (jax)", "ops replicate",
         "optimizer:optimizer_step", "(g + decay * p)", "g"),
     _runtime("the norm counts copies once each (jax)", "gpt tp",
-        "gradients:norm_of",
+        "gradients:squares_of",
         "/ math.prod(layout.mesh[a] for a in axes if a not in cutting[k])", ""),
     _runtime("clipping with another epsilon (jax)", "gpt zero 3",
         "gradients:clipped", "(norm + 1e-6)", "(norm + 1e-3)"),
     _emission("sums deferred to the step's end are left out (jax)", "gpt tp",
         "train:_reduced", "gradient = lax.psum(gradient, leaf.parameter.deferred)", "pass"),
     _emission("the loss of the own samples alone", "gpt zero 1",
-        "train:_backward", "loss = lax.psum(loss, {_names(how.data)})", "loss = loss"),
+        "staged:sums", 'lines.add(f"loss = lax.psum(loss, {axes_text(how.data)})")',
+        'lines.add("loss = loss")'),
     _runtime("a norm without its epsilon", "gpt zero 3",
         "ops:layer_norm", "keepdims=True) + eps)", "keepdims=True))"),
     _runtime("layers are stacked in reverse order", "gpt zero 1",
@@ -113,5 +115,6 @@ ERRORS: tuple[Planted, ...] = (
         "for n in leaf.names]) if", "for n in leaf.names[::-1]]) if"),
     _runtime("half of the loss's scale stays in gradients (jax)", "half zero 2",
         "step:Step.value_and_grad", "(g / scale)", "(2 * g / scale)"),
+    *planted_jax_pipelines.ERRORS,
     *planted_jax_sequences.ERRORS,
 )  # fmt: skip

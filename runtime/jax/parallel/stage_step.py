@@ -218,11 +218,11 @@ class StageStep(Part):
         return {k: jnp.zeros((1, *x.shape), x.dtype) for k, x in own.items()}
 
     def _summed(self, losses: Sequence[Array], gradients: Arrays) -> tuple[Array, Arrays]:
-        made: tuple[Array, Arrays] = self.train.summed(self, _total(losses), _inside(gradients))
+        made: tuple[Array, Arrays] = self.train.summed(self, _loss_of_all(losses), _inside(gradients))
         return made
 
     def _loss_of(self, losses: Sequence[Array]) -> Array:
-        loss, axes = _total(losses), self.layout.data_axes
+        loss, axes = _loss_of_all(losses), self.layout.data_axes
         return lax.psum(loss, axes) if axes else loss
 
     def _shared(self, gradients: Arrays) -> Any:
@@ -311,7 +311,7 @@ def held_of(state: State) -> State:
     return {name: state[name] for name in ("params", "frozen", "scale") if name in state}
 
 
-def _total(losses: Sequence[Array]) -> Array:
+def _loss_of_all(losses: Sequence[Array]) -> Array:
     """The sum of shares of the loss, in at least float32; of none 0."""
     wide = [x.astype(jnp.promote_types(x.dtype, jnp.float32)) for x in _inside(losses)]
     return sum(wide[1:], wide[0]) if wide else jnp.zeros(())
