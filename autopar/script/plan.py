@@ -7,6 +7,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from autopar.nouns.axes import PIPELINE
 from autopar.nouns.cluster import Cluster
 from autopar.runtime.first_rank import first_rank_makes
 from autopar.script.planned import PlanFolder
@@ -64,7 +65,7 @@ def plan(
         name, workload = given_workload(model, batch, training)
         fixed = dict(pairs_of(pairs))
         if workload.framework == "jax":
-            fixed.setdefault("pp", "1")
+            fixed.setdefault(PIPELINE, "1")
         result = search(
             name,
             cluster if isinstance(cluster, Cluster) else str(cluster),

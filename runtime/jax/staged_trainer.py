@@ -33,7 +33,7 @@ class StagedTrainer(Trainer):
 
     def step(self, batch: Mapping[str, Any]) -> Any:
         """See `Trainer.step`."""
-        self._between()
+        self.save_if_due()
         self._last = self.batches.cut(batch)
         self.state, loss, self.gradient_norm, *_ = self.compiled.step(self.state, self._last)
         return loss
@@ -70,7 +70,7 @@ class StagedTrainer(Trainer):
     def params(self) -> Tree:
         """The parameters as the tree that the loss takes, copied into the host's memory. It may be
         set, but for what is frozen."""
-        trained = self._tree.tree(jax.tree.map(np.array, self.state["params"]))
+        trained = self.user_tree.tree(jax.tree.map(np.array, self.state["params"]))
         if self.frozen is None:
             return trained
         held = held_by(self.compiled, self.state["frozen"], self.frozen)
@@ -80,8 +80,8 @@ class StagedTrainer(Trainer):
     def params(self, tree: Tree) -> None:
         if self.frozen is not None:
             tree = without(tree, self.frozen)
-        self._tree.check(tree, "the tree of parameters")
-        self.state = {**self.state, "params": put(self.compiled, self._tree, tree)}
+        self.user_tree.check(tree, "the tree of parameters")
+        self.state = {**self.state, "params": put(self.compiled, self.user_tree, tree)}
 
     @property
     def peak_memory_bytes(self) -> int:

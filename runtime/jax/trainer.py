@@ -81,7 +81,7 @@ class Trainer:
 
         Raises `OtherBatch` for a batch that was not planned for.
         """
-        self._between()
+        self.save_if_due()
         cut = self.batches.cut(batch)
         if self._run is None:
             function = self.compiled.step if self.optimizer is None else self._own_step()
@@ -114,7 +114,7 @@ class Trainer:
 
         def made(state: State, batch: Arrays) -> tuple[Array, Tree, Outputs]:
             loss, gradients, outputs = self.compiled.gradients(state, batch)
-            return loss, self._tree.tree(gradients), outputs
+            return loss, self.user_tree.tree(gradients), outputs
 
         step = self.compiled
         function = self._once(
@@ -122,7 +122,7 @@ class Trainer:
             lambda: step.compiled(
                 made,
                 (step.held_specs, step.batch_specs),
-                (PartitionSpec(), self._tree.specs(cut=True), step.outputs.specs),
+                (PartitionSpec(), self.user_tree.specs(cut=True), step.outputs.specs),
             ),
         )
         loss, gradients, outputs = function(held(self.state), self.batches.cut(batch))
@@ -131,14 +131,14 @@ class Trainer:
     def update(self, gradients: Tree) -> Any:
         """Steps the optimizer on ``gradients``, a tree like the parameters, clipped as the plan
         says; returns their norm, 0 where nothing is clipped."""
-        self._tree.check(gradients, "the tree of gradients")
-        step, specs = self.compiled, self._tree.specs(cut=True)
+        self.user_tree.check(gradients, "the tree of gradients")
+        step, specs = self.compiled, self.user_tree.specs(cut=True)
         gradients = jax.device_put(gradients, placed(step.mesh, specs))
         plain = PartitionSpec()
         if self.optimizer is None:
 
             def planned(state: State, gradients: Tree) -> tuple[State, Array]:
-                made: tuple[State, Array] = step.update(state, self._tree.stored(gradients))
+                made: tuple[State, Array] = step.update(state, self.user_tree.stored(gradients))
                 return made
 
             known = step.state_specs
@@ -150,7 +150,7 @@ class Trainer:
         own = self.optimizer
 
         def updated(state: State, opt: Any, gradients: Tree) -> tuple[State, Any, Array]:
-            stored = self._tree.stored(gradients)
+            stored = self.user_tree.stored(gradients)
             return self._updated(state, opt, stored, jnp.zeros(()))
 
         states = (step.held_specs, own.specs)
@@ -179,7 +179,7 @@ class Trainer:
         assert loss is not None
         keys, data = self.batches.apart(batch)
         given = {**placed_batch(step, self.batches.data, data), **keys}
-        function = self._once("any size", lambda: any_size(step, self._tree, loss))
+        function = self._once("any size", lambda: any_size(step, self.user_tree, loss))
         return function(self.state["params"], given)
 
     @property
@@ -187,10 +187,10 @@ class Trainer:
         """The parameters as the tree that the loss takes, of arrays on the plan's devices: a copy,
         which later steps leave alone. Other functions take it, as in
         ``jax.jit(logits)(trainer.params, batch)``. It may be set, but for what is frozen."""
-        specs = self._tree.specs(self._splits_parameters)
+        specs = self.user_tree.specs(self._splits_parameters)
 
         def copied(params: Arrays) -> Tree:
-            return jax.tree.map(jnp.copy, self._tree.tree(params))
+            return jax.tree.map(jnp.copy, self.user_tree.tree(params))
 
         step = self.compiled
         function = self._once(
@@ -205,8 +205,8 @@ class Trainer:
     def params(self, tree: Tree) -> None:
         if self.frozen is not None:
             tree = without(tree, self.frozen)
-        self._tree.check(tree, "the tree of parameters")
-        self.state = {**self.state, "params": stored(self.compiled, self._tree, tree)}
+        self.user_tree.check(tree, "the tree of parameters")
+        self.state = {**self.state, "params": stored(self.compiled, self.user_tree, tree)}
 
     def step_by(self, optimizer: OwnOptimizer) -> None:
         """Has ``optimizer`` step in the place of the plan's from here on, from its first state."""
@@ -263,7 +263,7 @@ class Trainer:
         self._stop.listen()
         self._keeping = Keeping(Path(folder), every, keep, self.step_number)
 
-    def _between(self) -> None:
+    def save_if_due(self) -> None:
         """Saves if it is time to, see `keep_checkpoints`."""
         keeping = self._keeping
         if keeping is None or keeping.saved == self.step_number:
@@ -302,7 +302,7 @@ class Trainer:
     # -- what is compiled ------------------------------------------------------------------------
 
     @property
-    def _tree(self) -> UserTree:
+    def user_tree(self) -> UserTree:
         if self.tree is None:
             raise ProgramError("a trainer of `autopar.load` knows the tree of its parameters")
         return self.tree
@@ -336,7 +336,7 @@ class Trainer:
         before, kept = state, opt
         norm, largest = jnp.zeros(()), self.workload.clip_norm
         if largest is not None:
-            norm = norm_of(self._tree.tree(gradients))
+            norm = norm_of(self.user_tree.tree(gradients))
             scale = jnp.minimum(1.0, largest / (norm + 1e-6))
             gradients = {k: g * scale.astype(g.dtype) for k, g in gradients.items()}
         params, opt = self.optimizer.updated(state["params"], opt, gradients, loss)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from autopar.nouns.axes import REPLICATE, SHARD
+from autopar.nouns.axes import PIPELINE, REPLICATE, SHARD
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.errors import UserError
 from autopar.nouns.graph import Graph
@@ -41,7 +41,7 @@ def check_stages(graph: Graph, pins: Pins, framework: str) -> None:
             f"--fix pp={pins.pp}: the loss function returns {len(others)} more than the loss "
             "(has_aux), and stages of a JAX pipeline give the loss alone; leave pp out, or plan a "
             "loss function without it",
-            {"pp": "1"},
+            {PIPELINE: "1"},
         )
 
 
