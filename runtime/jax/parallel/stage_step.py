@@ -218,7 +218,9 @@ class StageStep(Part):
         return {k: jnp.zeros((1, *x.shape), x.dtype) for k, x in own.items()}
 
     def _summed(self, losses: Sequence[Array], gradients: Arrays) -> tuple[Array, Arrays]:
-        made: tuple[Array, Arrays] = self.train.summed(self, _loss_of_all(losses), _inside(gradients))
+        made: tuple[Array, Arrays] = self.train.summed(
+            self, _loss_of_all(losses), _inside(gradients)
+        )
         return made
 
     def _loss_of(self, losses: Sequence[Array]) -> Array:
