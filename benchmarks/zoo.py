@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,11 @@ from benchmarks.figures import Target, show
 from benchmarks.planned import CLUSTER
 from benchmarks.zoo_models import ZOO
 
-EXAMPLES = sorted(map(str, Path("examples").glob("*.py")))
+EXAMPLES = [
+    name
+    for name in sorted(map(str, Path("examples").glob("*.py")))
+    if "_nnx" not in name or find_spec("flax")
+]
 LIMIT = 1e-9
 CAUSAL_PLANNED, OTHERS_PLANNED = 180, 33
 """Types that were planned once: with ``--all`` none is lost."""
