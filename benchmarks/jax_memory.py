@@ -118,7 +118,7 @@ def compared(case: Case) -> Compared:
     files = emit(planned.lowered, planned.plan, captured)
     predicted = planned.plan.prediction.memory_bytes
     arrays = predicted.allocated - predicted.buffers
-    if planned.plan.schedule:
+    if len(planned.plan.stages) > 1:
         pipeline = pipeline_alone(files, given)
         return Compared(arrays, peak_bytes(pipeline, *pipeline.shapes(given.batch())), 0)
     step = step_alone(run_program(files["model.py"]), given)
