@@ -105,11 +105,12 @@ def test_numbers_are_those_of_the_emulation(recipe: str, dtype: torch.dtype) -> 
         assert apart(value, right[name]) < limit, name
 
 
-def test_by_row_and_tensor_they_are_so_to_the_bit() -> None:
+def test_by_row_and_tensor_they_are_so_but_for_the_order_of_a_sum() -> None:
+    """To the bit on most CPUs; kernels for AMX add up products of one scale in another order."""
     for recipe in ("fp8-row", "fp8-tensor"):
         right = by_reference(recipe)
         for name, value in trained(recipe).items():
-            assert torch.equal(value, right[name]), (recipe, name)
+            assert apart(value, right[name]) < 1e-6, (recipe, name)
 
 
 def test_emulated_block_by_block_by_hand() -> None:
