@@ -42,7 +42,8 @@ def main(program: Path, steps: int, out: Path) -> None:
     sys.meta_path.insert(0, Missing(program / "workload"))
     sys.path[:] = [str(program), *(p for p in sys.path if "autopar" not in Path(p).name)]
     train: Any = importlib.import_module("train")
-    plain = train.Step
+    kind = "Pipeline" if hasattr(train, "Pipeline") else "Step"
+    plain = getattr(train, kind)
     losses: list[bytes] = []
     state: dict[str, Any] = {}
 
@@ -59,7 +60,7 @@ def main(program: Path, steps: int, out: Path) -> None:
         made.step = with_loss
         return made
 
-    train.Step = recorded
+    setattr(train, kind, recorded)
     train.main(steps)
     own = getattr(sys.modules.get("autopar"), "__file__", None)
     assert own is None or Path(own).parent == program / "workload", own
