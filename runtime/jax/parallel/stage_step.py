@@ -54,7 +54,7 @@ class StageStep(Part):
         self.pull: PullBack | None = None
         self.needed: tuple[str, ...] = ()
         self.loss_dtype: Any = None
-        self.coming: Any = None
+        self.parts: Halves | None = None
         self.again: dict[str, list[int]] = {}
         self._compile(PartitionSpec(self.mesh.axis_names), PartitionSpec())
 
@@ -144,9 +144,8 @@ class StageStep(Part):
     ) -> tuple[Arrays, Later]:
         """I: gradients of values that were taken, and what W is given of it."""
         gradients = self._gradients(held, coming)
-        self.coming = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), gradients)
-        parts, flat = self._halved((held, batch, number, values, kept), gradients)
-        made, later = parts.run_first(dict(enumerate(flat)))
+        self.parts, flat = self._halved((held, batch, number, values, kept), gradients)
+        made, later = self.parts.run_first(dict(enumerate(flat)))
         return _outside(dict(zip(self._passed, made, strict=True))), _outside(later)
 
     def _backward_weight(
@@ -160,8 +159,10 @@ class StageStep(Part):
         so_far: Arrays,
     ) -> Arrays:
         """W: ``so_far`` with the gradients of parameters."""
-        parts, flat = self._halved((held, batch, number, values, kept), self.coming)
-        made = parts.run_second({place: flat[place] for place in parts.reads}, _inside(later))
+        assert self.parts is not None, "I comes first"
+        flat = jax.tree.leaves((held, batch, number, values, kept))
+        given = {place: flat[place] for place in self.parts.reads}
+        made = self.parts.run_second(given, _inside(later))
         own = dict(zip(sorted(so_far), made, strict=True))
         added: Arrays = _outside({k: g + own[k] for k, g in _inside(so_far).items()})
         return added
