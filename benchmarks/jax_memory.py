@@ -31,7 +31,7 @@ FLAGS = (
     "--xla_llvm_disable_expensive_passes=true",
 )
 CHILD = "AUTOPAR_JAX_MEMORY"
-MEDIAN, MOST = 0.15, 0.25
+MEDIAN, MOST = 0.05, 0.15
 CLUSTER = Path(__file__).parents[1] / "examples" / "clusters" / "h100_8.yaml"
 
 

@@ -12,12 +12,13 @@ so far, over those of what the schedule holds then.
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import statistics
 import subprocess
 import sys
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any
 
@@ -62,7 +63,6 @@ def by_hand(step: Any) -> Callable[[Any, Any], Any]:
 
     stages, last = step.stages, len(step.stages) - 1
     order = [(action.stage, action.kind, action.microbatch) for action in step.actions]
-    (value,) = {way.value for way in step.ways if way.giver == 0}
     names = {way.giver: way.value for way in step.ways}
 
     def run(state: Any, batch: Any) -> Any:
@@ -109,7 +109,6 @@ def by_hand(step: Any) -> Callable[[Any, Any], Any]:
         ]
         return ends[last][0], [gradients for _, gradients in ends]
 
-    assert value == names[0]
     return run
 
 
@@ -194,40 +193,28 @@ def live(step: Any, state: Any, batch: Any) -> float:
 
     from autopar.runtime.jax.calls import Calls
 
-    own = step.apart(state)
-    calls = Calls(step, own, batch)
+    calls = Calls(step, step.apart(state), batch)
     jax.block_until_ready(step.gradients(state, batch))
     sizes = _sizes(step, calls)
-    before: list[int] = []
     alive: list[int] = []
     hand_on = step._hand_on
 
     def counted(action: Any, made: Any, mail: Any) -> Any:
         done = hand_on(action, made, mail)
-        total = sum(array.nbytes for array in jax.live_arrays())
         moving = sum(array.nbytes for array in mail.values())
-        alive.append(total - moving)
+        alive.append(sum(array.nbytes for array in jax.live_arrays()) - moving)
         return done
-
-    start = step.stages[0].nothing
 
     step._hand_on = counted
     base = sum(array.nbytes for array in jax.live_arrays())
-    before.append(base)
     try:
         step.gradients(state, batch)
     finally:
         step._hand_on = hand_on
-    assert start is step.stages[0].nothing
-    gradients = sum(sizes["nothing", stage.number] for stage in step.stages)
-    now, expected = 0, []
-    for action in step.actions:
-        n = action.stage
-        now += sizes[action.kind, n]
-        expected.append(now)
-    places = max(range(len(expected)), key=expected.__getitem__)
-    # what was given last is in the hands of the loop, and losses are kept to the end
-    return float((alive[places] - base - gradients) / expected[places])
+    base += sum(sizes["nothing", stage.number] for stage in step.stages)
+    held = list(itertools.accumulate(sizes[a.kind, a.stage] for a in step.actions))
+    peak = max(range(len(held)), key=held.__getitem__)
+    return float((alive[peak] - base) / held[peak])
 
 
 def _sizes(step: Any, calls: Any) -> dict[Any, int]:
@@ -237,22 +224,17 @@ def _sizes(step: Any, calls: Any) -> dict[Any, int]:
     def size(tree: Any) -> int:
         return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
+    played = Counter((action.stage, action.kind) for action in step.actions)
     sizes: dict[Any, int] = {}
     for stage in step.stages:
         n = stage.number
-        known = {call.name: call for call in calls.of(stage, _played(step))}
+        known = {call.name: call for call in calls.of(stage, played)}
         back = known.get("backward") or known["backward_weight"]
         kept = size(back.given[3:5])
         later = size(known["backward_weight"].given[5]) if "backward_weight" in known else 0
         sizes |= {("F", n): kept, ("B", n): -kept, ("I", n): later, ("W", n): -kept - later}
         sizes["nothing", n] = size(back.given[-1])
     return sizes
-
-
-def _played(step: Any) -> Any:
-    from collections import Counter
-
-    return Counter((action.stage, action.kind) for action in step.actions)
 
 
 def main() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from benchmarks import planted_jax_pipelines, planted_jax_sequences
-from benchmarks.planting import CARRIED, Case, Planted
+from benchmarks.planting import Case, Planted, in_emission, in_runtime
 
 CASES: Mapping[str, Case] = {
     "jax gpt tp": Case("jax_gpt", {"tp": "2"}),
@@ -29,15 +29,6 @@ def _lifting(name: str, case: str, where: str, old: str, new: str) -> Planted:
 
 def _rule(name: str, case: str, where: str, old: str, new: str) -> Planted:
     return Planted(name, "rules", f"jax {case}", where, old, new)
-
-
-def _emission(name: str, case: str, where: str, old: str, new: str) -> Planted:
-    return Planted(name, "emission", f"jax {case}", f"emit.jax.{where}", old, new)
-
-
-def _runtime(name: str, case: str, where: str, old: str, new: str) -> Planted:
-    place = f"{CARRIED}{where}"
-    return Planted(name, "runtime", f"jax {case}", place, old, new, planned=False)
 
 
 ERRORS: tuple[Planted, ...] = (
@@ -72,48 +63,48 @@ ERRORS: tuple[Planted, ...] = (
         "return PARTIAL if summed else WHOLE", "return WHOLE"),
     _rule("the gradient of what all ranks read is not summed (jax)", "gpt tp",
         "rules.strategies:operand_placement", "DEFERRED if differentiable else WHOLE", "WHOLE"),
-    _emission("a mean over pieces stays a mean (jax)", "ops replicate",
+    in_emission("a mean over pieces stays a mean (jax)", "ops replicate",
         "expressions:_Writer._reduction", "self.counts_globally", "False"),
-    _emission("a number first is written last (jax)", "ops replicate",
+    in_emission("a number first is written last (jax)", "ops replicate",
         "expressions:_Writer._operator", "sides.reverse()", "pass"),
-    _emission("attention is written without its mask", "gpt tp",
+    in_emission("attention is written without its mask", "gpt tp",
         "expressions:_attention", '["causal=True"] if w.attrs["causal"] else []', "[]"),
-    _emission("a copy's gradient is not reduced (jax)", "narrow tp",
+    in_emission("a copy's gradient is not reduced (jax)", "narrow tp",
         "steps:call", "call_of(step, kinds, x)",
         'x if kinds == ("R", "D") else call_of(step, kinds, x)'),
-    _runtime("copy_to sums nothing in backward (jax)", "narrow tp",
+    in_runtime("copy_to sums nothing in backward (jax)", "narrow tp",
         "collectives:copy_to", "lambda g: lax.psum(g, axis)", "_same"),
-    _runtime("all_reduce divides its gradient among the ranks (jax)", "narrow tp",
+    in_runtime("all_reduce divides its gradient among the ranks (jax)", "narrow tp",
         "collectives:all_reduce", "lambda x: lax.psum(x, axis), _same",
         "lambda x: lax.psum(x, axis), lambda g: g / 2"),
-    _runtime("a unit's parameters are mixed up", "gpt zero 3",
+    in_runtime("a unit's parameters are mixed up", "gpt zero 3",
         "units:_unit", "start += part.size", "start = part.size"),
-    _runtime("a token sees those before it alone", "gpt tp",
+    in_runtime("a token sees those before it alone", "gpt tp",
         "attention_rows:_rows", "rows[:, None] >= columns", "rows[:, None] > columns"),
-    _runtime("every rank updates the first piece", "gpt zero 1",
+    in_runtime("every rank updates the first piece", "gpt zero 1",
         "collectives:own_piece", "lax.axis_index(axis) * size", "0 * size"),
-    _runtime("second moments are not corrected", "gpt zero 3",
+    in_runtime("second moments are not corrected", "gpt zero 3",
         "optimizer:optimizer_step", "v / _corrected(second, count)", "v"),
-    _runtime("weights do not decay", "gpt zero 1",
+    in_runtime("weights do not decay", "gpt zero 1",
         "optimizer:optimizer_step", "p * (1 - rate * decay)", "p"),
-    _runtime("plain descent without decay (jax)", "ops replicate",
+    in_runtime("plain descent without decay (jax)", "ops replicate",
         "optimizer:optimizer_step", "(g + decay * p)", "g"),
-    _runtime("the norm counts copies once each (jax)", "gpt tp",
+    in_runtime("the norm counts copies once each (jax)", "gpt tp",
         "gradients:squares_of",
         "/ math.prod(layout.mesh[a] for a in axes if a not in cutting[k])", ""),
-    _runtime("clipping with another epsilon (jax)", "gpt zero 3",
+    in_runtime("clipping with another epsilon (jax)", "gpt zero 3",
         "gradients:clipped", "(norm + 1e-6)", "(norm + 1e-3)"),
-    _emission("sums deferred to the step's end are left out (jax)", "gpt tp",
+    in_emission("sums deferred to the step's end are left out (jax)", "gpt tp",
         "train:_reduced", "gradient = lax.psum(gradient, leaf.parameter.deferred)", "pass"),
-    _emission("the loss of the own samples alone", "gpt zero 1",
+    in_emission("the loss of the own samples alone", "gpt zero 1",
         "staged:sums", 'lines.add(f"loss = lax.psum(loss, {axes_text(how.data)})")',
         'lines.add("loss = loss")'),
-    _runtime("a norm without its epsilon", "gpt zero 3",
+    in_runtime("a norm without its epsilon", "gpt zero 3",
         "ops:layer_norm", "keepdims=True) + eps)", "keepdims=True))"),
-    _runtime("layers are stacked in reverse order", "gpt zero 1",
+    in_runtime("layers are stacked in reverse order", "gpt zero 1",
         "layout:Layout._gathered",
         "for n in leaf.names]) if", "for n in leaf.names[::-1]]) if"),
-    _runtime("half of the loss's scale stays in gradients (jax)", "half zero 2",
+    in_runtime("half of the loss's scale stays in gradients (jax)", "half zero 2",
         "step:Step.value_and_grad", "(g / scale)", "(2 * g / scale)"),
     *planted_jax_pipelines.ERRORS,
     *planted_jax_sequences.ERRORS,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from benchmarks.planting import CARRIED, Case, Planted
+from benchmarks.planting import Case, Planted, in_emission, in_runtime
 
 CASES: Mapping[str, Case] = {
     "jax long ring": Case("jax_long", {"cp_ring": "4"}),
@@ -15,38 +15,29 @@ CASES: Mapping[str, Case] = {
 }
 
 
-def _emission(name: str, case: str, where: str, old: str, new: str) -> Planted:
-    return Planted(name, "emission", f"jax {case}", f"emit.jax.{where}", old, new)
-
-
-def _runtime(name: str, case: str, where: str, old: str, new: str) -> Planted:
-    place = f"{CARRIED}{where}"
-    return Planted(name, "runtime", f"jax {case}", place, old, new, planned=False)
-
-
 ERRORS: tuple[Planted, ...] = (
-    _runtime("a ring turns the other way (jax)", "long ring",
+    in_runtime("a ring turns the other way (jax)", "long ring",
         "ring_attention:_sent_on", "(i + 1) % ways", "(i - 1) % ways"),
-    _runtime("sums of weights of other pieces are not scaled (jax)", "long ring",
+    in_runtime("sums of weights of other pieces are not scaled (jax)", "long ring",
         "ring_attention:_add_softmax", "total * before", "total"),
-    _runtime("rows see pieces behind them (jax)", "long ring",
+    in_runtime("rows see pieces behind them (jax)", "long ring",
         "ring_attention:_seen_of", "piece < rank", "piece > rank"),
-    _runtime("gradients of keys stay where the piece went last (jax)", "long ring",
+    in_runtime("gradients of keys stay where the piece went last (jax)", "long ring",
         "ring_attention:_there_and_back", "else _added(own, behind)", "else own"),
-    _runtime("pieces of a ring are one behind the other (jax)", "gpt pieces",
+    in_runtime("pieces of a ring are one behind the other (jax)", "gpt pieces",
         "ring_attention:_piece", "- behind", "+ behind"),
-    _runtime("a batch is cut as if pieces were in order (jax)", "long ring",
+    in_runtime("a batch is cut as if pieces were in order (jax)", "long ring",
         "part:Part.apart", '!= "zigzag"', '== "zigzag"'),
-    _runtime("positions of the wrong pieces (jax)", "long ring",
+    in_runtime("positions of the wrong pieces (jax)", "long ring",
         "zigzag:own_zigzag", "(rank, 2 * ways - 1 - rank)", "(2 * rank, 2 * rank + 1)"),
-    _runtime("traded heads have pieces in zigzag (jax)", "long heads",
+    in_runtime("traded heads have pieces in zigzag (jax)", "long heads",
         "collectives:traded", "if zigzag == concat", "if False"),
-    _emission("gradients are not summed over cp (jax)", "long ring",
+    in_emission("gradients are not summed over cp (jax)", "long ring",
         "staged:sums", 'f"lax.psum(g, {axes_text(how.data)})" if how.data else "g"', '"g"'),
-    _emission("gradients of experts are summed over their ranks (jax)", "experts alone",
+    in_emission("gradients of experts are summed over their ranks (jax)", "experts alone",
         "train:_reduced", '"leaf.summed" if how.pieces and not how.shards else axes_text(rest)',
         "axes_text(rest)"),
-    _runtime("experts' ranks count once in the norm (jax)", "experts",
+    in_runtime("experts' ranks count once in the norm (jax)", "experts",
         "layout:Layout.cutting_axes", "for a in leaf.axes(d)]",
         "for a in leaf.axes(d)[1:]]"),
 )  # fmt: skip

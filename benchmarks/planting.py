@@ -76,6 +76,17 @@ CARRIED = "runtime.jax.parallel."
 """Where the functions stand that JAX programs carry as text: an error goes into that."""
 
 
+def in_emission(name: str, case: str, where: str, old: str, new: str) -> Planted:
+    """An error in what writes JAX programs."""
+    return Planted(name, "emission", f"jax {case}", f"emit.jax.{where}", old, new)
+
+
+def in_runtime(name: str, case: str, where: str, old: str, new: str) -> Planted:
+    """An error in what JAX programs carry."""
+    place = f"{CARRIED}{where}"
+    return Planted(name, "runtime", f"jax {case}", place, old, new, planned=False)
+
+
 def plant_in_program(error: Planted, plan: Path) -> None:
     """Breaks the function in ``parallel.py`` of a plan. Raises `CannotPlant`."""
     file = plan / "program" / "parallel.py"

@@ -298,8 +298,7 @@ def _sharded(
         if not unit and root_again:
             again = sum(
                 cuts.elements(p) * DTYPE_BYTES[cuts.gathered_dtype(p, precision)]
-                for p in members
-                if p.again
+                for p in together(members, cuts.mesh)
             )
             sizes["backward"] = ("backward", again)
         elif not unit or once:  # the root stays whole from forward to backward
@@ -311,6 +310,23 @@ def _sharded(
             if size and cuts.mesh.ways(move.axis.split("+")) > 1:
                 moved = Collective(move.kind, move.axis, size)
                 yield StateCollective(f"{unit or 'root'} {what}", moved, move.count)
+
+
+SMALL_BYTES = 1 << 20
+"""Of a parameter on one model rank, up to which those of a JAX unit travel as one array
+(`autopar.runtime.jax.parallel.units`)."""
+
+
+def together(members: Sequence[Stored], mesh: Mesh) -> list[Stored]:
+    """Of parameters that are cut those that are gathered `again`, with what travels with them."""
+
+    def kind(p: Stored) -> tuple[str, bool, str]:
+        local = p.sharding.local_shape(p.shape, mesh)
+        alone = math.prod(local) * DTYPE_BYTES[p.dtype] > SMALL_BYTES
+        return p.dtype, p.trainable, p.name * alone
+
+    asked = {kind(p) for p in members if p.again}
+    return [p for p in members if kind(p) in asked]
 
 
 def _all_reduce(what: str, axes: tuple[str, ...], size: int) -> Iterator[StateCollective]:

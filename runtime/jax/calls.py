@@ -68,8 +68,8 @@ class Calls:
         shares = [losses[LOSS]] * runs if LOSS in losses else []
         yield Call("summed", stage.summed, (shares, gradients), 1)
         _, reduced = jax.eval_shape(stage.summed, shares, gradients)
-        shared: tuple[Any, ...] = ()
-        if stage.shared is not None:
-            yield Call("shared", stage.shared, (reduced,), 1)
-            shared = (jax.eval_shape(stage.shared, reduced),)
-        yield Call("updated", stage.updated, (own, reduced, *shared), 1)
+        totals: tuple[Any, ...] = ()
+        if stage.totals is not None:
+            yield Call("totals", stage.totals, (reduced,), 1)
+            totals = (jax.eval_shape(stage.totals, reduced),)
+        yield Call("updated", stage.updated, (own, reduced, *totals), 1)

@@ -12,7 +12,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from autopar.nouns.workload import Workload
-from autopar.runtime.jax import parallel
+from autopar.runtime.jax import parallel, parts
 from autopar.runtime.jax.parallel import Array, Arrays, OutputKinds, Outputs, State, placed, put
 from autopar.runtime.jax.processes import owned
 
@@ -66,47 +66,16 @@ class Additions(Core):
         return state
 
     def state_of(self, params: Arrays, constants: Arrays = MappingProxyType({})) -> State:
-        """The state before the first step, from parameters that lie as it holds them."""
-        slots = {n: s for n, s in self.state_specs.items() if n not in ("params", "frozen")}
-
-        def make() -> State:
-            zeros = {k: jnp.zeros(p.shape, p.dtype) for k, p in params.items()}
-            return {**dict.fromkeys(slots, zeros), **self.counters()}
-
-        specs = placed(self.mesh, self.state_specs)
-        made = jax.jit(make, out_shardings={n: specs[n] for n in slots})()
-        frozen = self.on_devices(self.layout.gather_frozen(constants), specs["frozen"])
-        return {"params": dict(params), **made, "frozen": frozen}
+        """See `parts.state_of`."""
+        return parts.state_of(self, params, constants)
 
     def drawing(self, draw: Callable[[Arrays], Arrays], names: Iterable[str]) -> Any:
-        """What takes a batch's random keys to the entries ``names`` of `cut`, that ``draw`` gives
-        whole: each device draws what it reads."""
-        batch = self.program.BATCH
-        specs = {name: batch[name] for name in names if name in batch}
+        """See `parts.drawing`."""
+        return parts.drawing(self, draw, names)
 
-        def run(keys: Arrays) -> dict[str, Array]:
-            made = draw(keys)
-            return {name: self.apart(name, made[name]) for name in specs}
-
-        return self.compiled(run, (PartitionSpec(),), specs)
-
-    def shapes(self, batch: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What `step` and `watched` take, as shapes: of the state, and of a global batch."""
-        params = {
-            key: jax.ShapeDtypeStruct(leaf.shape, leaf.parameter.dtype)
-            for key, leaf in self.layout.trained.items()
-        }
-        state: dict[str, Any] = dict.fromkeys(self.state_specs, params)
-        state["frozen"] = {
-            key: jax.ShapeDtypeStruct(leaf.shape, leaf.parameter.dtype)
-            for key, leaf in self.layout.frozen.items()
-        }
-        state |= jax.eval_shape(self.counters)
-        cut = {
-            name: jax.ShapeDtypeStruct(self.cut_shape(name, batch[name]), batch[name].dtype)
-            for name in self.program.BATCH
-        }
-        return state, cut
+    def shapes(self, batch: Mapping[str, Any]) -> tuple[State, dict[str, Any]]:
+        """What `step` and `watched` take, see `parts.shapes`."""
+        return parts.shapes(self, batch)
 
     def _watched(self, state: State, batch: Arrays, given: Arrays) -> tuple[State, Array, Arrays]:
         loss, gradients, _ = self._gradients(state, batch)

@@ -33,7 +33,8 @@ def read_train(folder: str | Path) -> ModuleType:
     """Runs ``program/train.py`` of a plan folder. Raises `PlanFolderError`, `ProgramError`."""
     file = plan_folder.code_of(folder, plan_folder.TRAIN)
     module = run_program(file.read_text(), str(file))
-    ends = "summed" if hasattr(module, "StageStep") else "backward"
+    plan = plan_folder.read_plan(folder)
+    ends = "summed" if plan.framework == "jax" and len(plan.stages) > 1 else "backward"
     missing = [name for name in ("hold", ends, "update") if not hasattr(module, name)]
     if missing:
         raise ProgramError(

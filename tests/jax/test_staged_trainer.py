@@ -106,8 +106,19 @@ def test_what_needs_all_gradients_in_one_place_is_refused(
         asked[what]()
 
 
-def test_scripts_have_stages_where_they_ask_for_them(tmp_path: Path) -> None:
-    made = autopar.plan(
-        MODEL.loss, batch(), cluster(4), {"tp": 2}, tmp_path / "plan", params=start()
-    )
-    assert not (Path(made) / "program" / "schedule.txt").exists()
+@pytest.mark.parametrize(("fix", "pp"), [({"tp": 2}, "1"), ({"pp": 2}, "2")])
+def test_scripts_have_stages_where_they_ask_for_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fix: dict[str, int], pp: str
+) -> None:
+    """A search that is free would take stages wherever they are faster."""
+
+    class Asked(Exception):
+        pass
+
+    def search(name: str, cluster: Any, fixed: dict[str, str], *_: Any, **__: Any) -> None:
+        assert fixed["pp"] == pp
+        raise Asked
+
+    monkeypatch.setattr("autopar.cli.commands.search", search)
+    with pytest.raises(Asked):
+        autopar.plan(MODEL.loss, batch(), cluster(4), fix, tmp_path / "plan", params=start())

@@ -34,9 +34,9 @@ def summed(how: How) -> list[str]:
     return [*head.lines, *lines.lines]
 
 
-def shared(how: How) -> list[str]:
+def totals(how: How) -> list[str]:
     """The function of what stages are to know of one another before they update; none: nothing."""
-    rows = _shared_rows(how)
+    rows = _rows(how)
     if not rows:
         return []
     lines = Lines(4)
@@ -46,12 +46,12 @@ def shared(how: How) -> list[str]:
     lines.add(f"return {', '.join(name for name, _, _ in rows)}{',' * (len(rows) == 1)}")
     gives = ", ".join(["Array"] * len(rows))
     return [
-        f"def shared(step: StageStep, gradients: Arrays) -> tuple[{gives}]:",
+        f"def totals(step: StageStep, gradients: Arrays) -> tuple[{gives}]:",
         *lines.lines,
     ]
 
 
-def _shared_rows(how: How) -> list[tuple[str, str, str]]:
+def _rows(how: How) -> list[tuple[str, str, str]]:
     """Names and values of what stages add up, with a comment."""
     rows: list[tuple[str, str, str]] = []
     if not how.staged:
@@ -67,19 +67,19 @@ def _shared_rows(how: How) -> list[tuple[str, str, str]]:
 
 def from_others(how: How) -> str:
     """What `update` is given beside gradients."""
-    rows = _shared_rows(how)
-    return f", given: tuple[{', '.join(['Array'] * len(rows))}]" if rows else ""
+    rows = _rows(how)
+    return f", totals: tuple[{', '.join(['Array'] * len(rows))}]" if rows else ""
 
 
 def from_all(how: How, lines: Lines) -> None:
     """Adds what `update` makes of it."""
-    names = [name for name, _, _ in _shared_rows(how)]
+    names = [name for name, _, _ in _rows(how)]
     if names:
-        lines.add(f"{', '.join(names)}{',' * (len(names) == 1)} = given", "of all stages: `shared`")
+        lines.add(f"{', '.join(names)}{',' * (len(names) == 1)} = totals", "of all stages")
     if "squares" in names:
         lines.add("norm = jnp.sqrt(squares)")
     if "overflows" in names:
         lines.add("overflow = overflows > 0")
 
 
-__all__ = ["from_all", "from_others", "shared", "summed", "sums"]
+__all__ = ["from_all", "from_others", "summed", "sums", "totals"]

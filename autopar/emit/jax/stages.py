@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from autopar.emit.constants import holding, literal
-from autopar.emit.jax.errors import JaxEmitError
 from autopar.emit.jax.functions import Printing, body
 from autopar.emit.jax.loops import last_alone, last_stack
 from autopar.emit.jax.shapes import shown, signature
 from autopar.emit.names import first_free, is_attribute
 from autopar.emit.roles import Known, roles
-from autopar.emit.text import Lines, docstring, tuple_text
+from autopar.emit.text import Lines, tuple_text
 from autopar.lowering.lowered import Lowered
 from autopar.lowering.stages import StagePart
 from autopar.nouns.plan import Plan
@@ -29,24 +29,39 @@ def stage_functions(
 ) -> tuple[list[str], list[str]]:
     """The functions, one for all stages that run the same; and the lines of ``VALUES`` and
     ``STAGES``."""
-    if whole.outputs[1:]:
-        raise JaxEmitError(
-            "the loss function returns more than the loss (has_aux), and stages of a pipeline give "
-            "the loss alone: --fix pp=1, or plan a loss function without it"
-        )
+    assert not whole.outputs[1:], "refused by `planner.ask.checks.check_stages`"
     schedule = schedule_of(plan)
-    made = [_body(part, printing) for part in parts]
-    alike: dict[str, list[int]] = {}
-    for number, text in enumerate(made):
-        alike.setdefault(text, []).append(number)
+    alike: dict[Body, list[int]] = {}
+    for number, part in enumerate(parts):
+        alike.setdefault(_body(part, printing), []).append(number)
     names: dict[int, str] = {}
     functions = []
-    for text, numbers in alike.items():
+    for made, numbers in alike.items():
         stages = [n for n in range(len(schedule.ranks)) if schedule.part[n] in numbers]
         name = first_free([_name(stages)], printing.reserved)
         names.update(dict.fromkeys(numbers, name))
-        functions.append(_function(name, text, parts[numbers[0]], stages, schedule))
+        functions.append(made.text(name, stages, schedule))
     return functions, [*_values(parts, schedule, printing), *_stages(parts, plan, schedule, names)]
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """A stage's function without its name: stages that run the same have one."""
+
+    arguments: tuple[str, ...]
+    results: int
+    about: str
+    lines: tuple[str, ...]
+
+    def text(self, name: str, stages: Sequence[int], schedule: Schedule) -> str:
+        """The function, of ``stages``."""
+        where = sorted({schedule.ranks[n] for n in stages})
+        which = f"Stage{'s' * (len(stages) > 1)} {', '.join(map(str, stages))}"
+        place = f"place{'s' * (len(where) > 1)} {', '.join(map(str, where))}"
+        doc = Lines(4)
+        doc.document([f"{which} on {place} of pp.", "", self.about])
+        head = signature(name, self.arguments, self.results)
+        return "\n".join(line.rstrip() for line in (*head, *doc.lines, *self.lines))
 
 
 def _name(stages: Sequence[int]) -> str:
@@ -70,8 +85,7 @@ def _named(part: StagePart, printing: Printing) -> Printing:
     return replace(printing, arguments={**printing.arguments, "": names})
 
 
-def _body(part: StagePart, printing: Printing) -> str:
-    """The function from its arguments on."""
+def _body(part: StagePart, printing: Printing) -> Body:
     lowered = part.lowered
     arguments, lines = body(lowered, PARAMETERS, _named(part, printing))
     stacks = " | Stack" if lowered.blocks else ""
@@ -82,23 +96,7 @@ def _body(part: StagePart, printing: Printing) -> str:
     ]
     gives = [shown(lowered.graph.tensors[o.name], o.wanted, lowered) for o in lowered.outputs]
     about = f"{', '.join(given)} -> {', '.join(gives)}"
-    head = signature("", typed, len(lowered.outputs))
-    return "\n".join([*head, f"    {about}", *lines])
-
-
-def _function(
-    name: str, text: str, part: StagePart, stages: Sequence[int], schedule: Schedule
-) -> str:
-    lines = text.split("\n")
-    typed = lines.index(next(line for line in lines if line.startswith("    ") and " -> " in line))
-    about = lines[typed].strip()
-    where = sorted({schedule.ranks[n] for n in stages})
-    which = f"Stage {stages[0]}" if len(stages) == 1 else "Stages " + ", ".join(map(str, stages))
-    place = "place" if len(where) == 1 else "places"
-    doc = docstring([f"{which} on {place} {', '.join(map(str, where))} of pp.", "", about])
-    head = "\n".join(lines[:typed]).replace("def (", f"def {name}(", 1)
-    indented = "\n".join(f"    {line}".rstrip() for line in doc.split("\n"))
-    return "\n".join([head, indented, *lines[typed + 1 :]])
+    return Body(tuple(typed), len(lowered.outputs), about, tuple(lines))
 
 
 def _values(parts: Sequence[StagePart], schedule: Schedule, printing: Printing) -> list[str]:
@@ -106,7 +104,7 @@ def _values(parts: Sequence[StagePart], schedule: Schedule, printing: Printing) 
     for n in range(len(schedule.ranks)):
         part = parts[schedule.part[n]]
         lowered = part.lowered
-        for name in (name for name in part.gives if name not in lowered_outputs(parts)):
+        for name in (name for name in part.gives if name not in _loss(parts)):
             tensor = lowered.tensors[name].tensor
             shape = printing.sizes.local(lowered, name, lowered.tensors[name].shared)
             more = {
@@ -119,7 +117,7 @@ def _values(parts: Sequence[StagePart], schedule: Schedule, printing: Printing) 
     return [note, "VALUES = {", *lines.lines, "}"]
 
 
-def lowered_outputs(parts: Sequence[StagePart]) -> tuple[str, ...]:
+def _loss(parts: Sequence[StagePart]) -> tuple[str, ...]:
     """The loss, by the name that the graph gives it."""
     return parts[-1].lowered.graph.outputs[-1:]
 
@@ -132,14 +130,14 @@ def _again(stage: int, schedule: Schedule) -> str:
 def _stages(
     parts: Sequence[StagePart], plan: Plan, schedule: Schedule, names: Mapping[int, str]
 ) -> list[str]:
-    loss = lowered_outputs(parts)
+    loss = _loss(parts)
     lines = Lines(4)
     for n, rank in enumerate(schedule.ranks):
         number = schedule.part[n]
         part, own, again = parts[number], plan.stages[number], _again(n, schedule)
         takes = tuple(name + again * (name in part.takes) for name in part.lowered.graph.inputs)
         gives = tuple(LOSS if name in loss else name + again for name in part.gives)
-        held = tuple(name for name in _parameters(part.lowered))
+        held = tuple(_parameters(part.lowered))
         arguments = [names[number], f"rank={rank}"]
         arguments += [f"takes={literal(takes)}", f"gives={literal(gives)}"]
         arguments += [f"parameters={literal(held)}"] * bool(held)
@@ -172,7 +170,7 @@ def _layers(lowered: Lowered) -> list[str]:
 def instances_text(names: tuple[str, ...]) -> str:
     """``tuple(f"blocks.{i}" for i in range(4))``, or the names one by one."""
     prefix, _, first = names[0].rpartition(".")
-    plain = is_plain(prefix) and first.isascii()  # what an f-string has as it is
+    plain = re.fullmatch(r"[\w.]*", prefix) and first.isascii()  # what an f-string has as it is
     if plain and first.isdecimal():
         start, stop = int(first), int(first) + len(names)
         if len(names) > 2 and list(names) == [f"{prefix}.{i}" for i in range(start, stop)]:
@@ -181,9 +179,4 @@ def instances_text(names: tuple[str, ...]) -> str:
     return tuple_text(names)
 
 
-def is_plain(text: str) -> bool:
-    """Whether an f-string may have it as it is."""
-    return all(part.isidentifier() or part.isalnum() for part in text.split(".") if part)
-
-
-__all__ = ["LOSS", "stage_functions"]
+__all__ = ["LOSS", "instances_text", "stage_functions"]

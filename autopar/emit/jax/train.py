@@ -16,11 +16,10 @@ from autopar.nouns.axes import BATCH, PIPELINE
 
 FILE = "train.py"
 RUNTIME = (
-    "Array Arrays Held LOSS Layout Leaf OutputKinds Part Pipeline SCALE_SPECS StageStep State Step "
-    "batch_of clipped first_scale "
-    "gathered initial_parameters join_pieces make_mesh next_scale norm_of optimizer_step "
-    "overflowed own_pieces read_constants read_draws read_workload reducing restore save "
-    "scaled_norm scatter see_devices settled squares_of"
+    "Array Arrays Held LOSS Layout Leaf OutputKinds Part Pipeline SCALE_SPECS StageStep State "
+    "Step batch_of clipped first_scale gathered initial_parameters join_pieces make_mesh "
+    "next_scale norm_of optimizer_step overflowed own_pieces read_constants read_draws "
+    "read_workload reducing restore save scaled_norm scatter see_devices settled squares_of"
 ).split()
 
 
@@ -28,7 +27,7 @@ def train_text(how: How) -> str:
     """The file."""
     parts = [_hold(how), *_kept(how), _prepared(how)]
     parts += [staged.summed(how)] if how.staged else [_backward(how)]
-    parts += [_reduced(how), staged.shared(how), _update(how), _main(how)]
+    parts += [_reduced(how), staged.totals(how), _update(how), _main(how)]
     body = "\n\n\n".join("\n".join(part) for part in parts if part)
     head = [docstring(how.about), "", "from __future__ import annotations", ""]
     head += ["import argparse", "import sys", "from pathlib import Path"]

@@ -84,12 +84,9 @@ class Halves:
 def halves(function: Any, given: Sequence[Any], moved: Collection[int], wanted: int) -> Halves:
     """``function`` of the flat arrays ``given``, whose first ``wanted`` outputs come first;
     ``moved``: places of the inputs that the second half is not given."""
-    try:
-        closed = _without_calls(jax.make_jaxpr(function)(*given))
-        others = range(wanted, len(closed.jaxpr.outvars))
-        return _halves(closed, frozenset(moved), frozenset(moved), range(wanted), others)
-    finally:
-        _flats.clear()
+    closed = _without_calls(jax.make_jaxpr(function)(*given))
+    others = range(wanted, len(closed.jaxpr.outvars))
+    return _halves(closed, frozenset(moved), frozenset(moved), range(wanted), others)
 
 
 def _halves(
@@ -141,7 +138,7 @@ def _halves(
 def _loop(eqn: Any, dependent: set[Any], first: set[int], rest: set[int]) -> Loop:
     """The halves of a loop, of which the first makes the results ``first``, and the second, of
     those that it is to make, ``rest`` with the carries that it goes on from."""
-    closed, (consts, carries) = _body(eqn), _counts(eqn)
+    closed, (consts, carries) = eqn.params["jaxpr"], _counts(eqn)
     moved = _moved_inside(eqn, dependent)
     carried = range(consts, consts + carries)
     held = frozenset(i for i in moved if i not in carried) | {
@@ -212,16 +209,11 @@ def _counts(eqn: Any) -> tuple[int, int]:
     return eqn.params["num_consts"], eqn.params["num_carry"]
 
 
-def _body(eqn: Any) -> Any:
-    """A loop's body, with nothing that it calls."""
-    return _without_calls(eqn.params["jaxpr"])
-
-
 def _made(eqn: Any, places: set[int]) -> tuple[set[int], set[int]]:
     """Places of what is made where ``places`` are, and of the inputs that takes."""
     if eqn.primitive.name != "scan":
         return set(range(len(eqn.outvars))), set(range(len(eqn.invars)))
-    closed, (consts, carries) = _body(eqn), _counts(eqn)
+    closed, (consts, carries) = eqn.params["jaxpr"], _counts(eqn)
     while True:
         inputs = _read_by(closed.jaxpr, places)
         more = {i - consts for i in inputs if consts <= i < consts + carries} - places
@@ -246,13 +238,13 @@ def _dependent(eqn: Any, dependent: set[Any]) -> set[Any]:
     if eqn.primitive.name != "scan" or inputs.isdisjoint(dependent):
         return set() if inputs.isdisjoint(dependent) else set(eqn.outvars)
     inside = _dependent_inside(eqn, _moved_inside(eqn, dependent))
-    outs = _body(eqn).jaxpr.outvars
+    outs = eqn.params["jaxpr"].jaxpr.outvars
     return {v for v, own in zip(eqn.outvars, outs, strict=True) if _is_in(own, inside)}
 
 
 def _moved_inside(eqn: Any, dependent: set[Any]) -> frozenset[int]:
     """Places of a body's inputs that depend on what is ``dependent`` outside, in any turn."""
-    closed, (consts, carries) = _body(eqn), _counts(eqn)
+    closed, (consts, carries) = eqn.params["jaxpr"], _counts(eqn)
     moved = {i for i, v in enumerate(eqn.invars) if _is_in(v, dependent)}
     while True:
         inside = _dependent_inside(eqn, moved)
@@ -264,23 +256,17 @@ def _moved_inside(eqn: Any, dependent: set[Any]) -> frozenset[int]:
 
 
 def _dependent_inside(eqn: Any, moved: Collection[int]) -> set[Any]:
-    jaxpr = _body(eqn).jaxpr
+    jaxpr = eqn.params["jaxpr"].jaxpr
     inside = {jaxpr.invars[i] for i in moved}
     for one in jaxpr.eqns:
         inside |= _dependent(one, inside)
     return inside
 
 
-_flats: dict[int, tuple[Any, Any]] = {}
-
-
 def _without_calls(closed: Any) -> Any:
-    """``closed`` with the equations of what it calls in place of the calls; made once."""
-    known = _flats.get(id(closed))
-    if known is None or known[0] is not closed:
-        flat = jax.make_jaxpr(lambda *given: _inlined(closed.jaxpr, closed.consts, given))
-        known = _flats[id(closed)] = closed, flat(*closed.in_avals)
-    return known[1]
+    """``closed`` with the equations of what it calls in place of the calls, in loops too."""
+    flat = jax.make_jaxpr(lambda *given: _inlined(closed.jaxpr, closed.consts, given))
+    return flat(*closed.in_avals)
 
 
 def _inlined(jaxpr: Any, consts: Sequence[Any], given: Sequence[Any]) -> list[Any]:
@@ -293,6 +279,9 @@ def _inlined(jaxpr: Any, consts: Sequence[Any], given: Sequence[Any]) -> list[An
             own = [_value(v, values) for v in eqn.invars]
             made = _inlined(body, getattr(inner, "consts", ()), own)
             values |= dict(zip(eqn.outvars, made, strict=True))
+        elif eqn.primitive.name == "scan":
+            body = _without_calls(eqn.params["jaxpr"])
+            values |= _equation(eqn.replace(params={**eqn.params, "jaxpr": body}), values)
         else:
             values |= _equation(eqn, values)
     return [_value(v, values) for v in jaxpr.outvars]

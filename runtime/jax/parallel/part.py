@@ -145,20 +145,14 @@ class Part:
             return (count, *array.shape)
         return (count, array.shape[0] // count, *array.shape[1:])
 
-    def given(self, own: Arrays, whole: Arrays) -> dict[str, Any]:
-        """What the program's ``loss`` reads: parameters by name, and a `Stack` for each block.
-
-        ``own`` are the arrays that gradients are of; where those are pieces of parameters that the
-        device holds ``whole``, these are read.
-        """
+    def paired(self, own: Arrays, whole: Arrays) -> dict[str, Any]:
+        """``own``, the arrays that gradients are of; those that are pieces of parameters that the
+        device holds ``whole`` with these, which are read."""
         leaves = self.layout.leaves
-        pairs = {
+        return {
             k: (p, whole[k]) if k in whole and leaves[k].cut is not None else p
             for k, p in own.items()
         }
-        root = self.layout.root
-        prepared = self.prepared(root, {k: pairs[k] for k in root})
-        return {**prepared, **{block: self.stack(block, pairs) for block in self.program.BLOCKS}}
 
     def stack(self, block: str, arrays: Mapping[str, Any]) -> Stack:
         """The layers of ``block``, of arrays by key."""

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -17,13 +17,21 @@ from autopar.runtime.jax.parallel.tables import LOSS, Array, Arrays, State
 from autopar.runtime.jax.parallel.ties import Ties
 
 
-@dataclass(frozen=True)
-class Played:
-    """An action, and what went to other places on ``pp`` behind it: the value's name, whether its
-    gradient, the place, and the bytes of each device."""
+class Sent(NamedTuple):
+    """What went to another place on ``pp``: a value, or the ``gradient`` of one; ``size_bytes`` of
+    each device."""
+
+    value: str
+    gradient: bool
+    target: int
+    size_bytes: int
+
+
+class Played(NamedTuple):
+    """An action, and what was sent behind it."""
 
     action: Action
-    sent: tuple[tuple[str, bool, int, int], ...]
+    sent: tuple[Sent, ...]
 
 
 @dataclass(frozen=True)
@@ -66,9 +74,6 @@ class Pipeline:
         self.actions = in_order(read_schedule(schedule), self.ways)
         self.ties = Ties(self.stages)
         self.log: list[Played] = []
-        self.outputs: Any = None
-        if hasattr(train, "outputs_of"):
-            self.outputs = train.outputs_of(program, self.stages[0].layout)
         self._into: dict[int, list[Way]] = {n: [] for n in range(len(self.stages))}
         self._from: dict[int, list[Way]] = {n: [] for n in range(len(self.stages))}
         for way in self.ways:
@@ -118,17 +123,16 @@ class Pipeline:
 
     # -- a step ----------------------------------------------------------------------------------
 
-    def step(self, state: State, batch: Any) -> tuple[Any, ...]:
-        """The next state, the loss, the norm of the gradient, and what else the loss function
-        returns. The arrays of ``state`` are gone afterwards."""
-        loss, gradients, *outputs = self.gradients(state, batch)
+    def step(self, state: State, batch: Any) -> tuple[State, Array, Array]:
+        """The next state, the loss and the norm of the gradient. The arrays of ``state`` are gone
+        afterwards."""
+        loss, gradients = self.gradients(state, batch)
         state, norm = self.update(state, gradients)
-        return state, loss, norm.astype(loss.dtype), *outputs
+        return state, loss, norm.astype(loss.dtype)
 
-    def gradients(self, state: State, batch: Any) -> tuple[Any, ...]:
-        """Loss and gradients of a global batch, and what else the loss function returns."""
-        held = [held_of(own) for own in self.apart(state)]
-        losses, gradients = self._play(held, batch)
+    def gradients(self, state: State, batch: Any) -> tuple[Array, Arrays]:
+        """Loss and gradients of a global batch."""
+        losses, gradients = self._play(self.apart(held_of(state)), batch)
         made: dict[str, Array] = {}
         total: list[Array] = []
         for stage in self.stages:
@@ -142,15 +146,14 @@ class Pipeline:
     def update(self, state: State, gradients: Arrays) -> tuple[State, Array]:
         """The next state, and the norm of the gradient."""
         own = [_own_part(gradients, stage.number) for stage in self.stages]
-        shared = self._shared(own)
+        totals = self._totals(own)
         states = self.apart(state)
-        made = [stage.updated(states[n], own[n], *shared[n]) for n, stage in enumerate(self.stages)]
+        made = [stage.updated(states[n], own[n], *totals[n]) for n, stage in enumerate(self.stages)]
         return self.joined([one for one, _ in made]), made[0][1]
 
     def evaluate(self, state: State, batch: Any) -> Array:
         """The loss of a global batch; nothing changes."""
-        held = [held_of(own) for own in self.apart(state)]
-        losses, _ = self._play(held, batch, backward=False)
+        losses, _ = self._play(self.apart(held_of(state)), batch, backward=False)
         total = [
             self.stages[0].here(stage.loss_of([one[LOSS] for one in losses[stage.number]]))
             for stage in self.stages
@@ -158,11 +161,11 @@ class Pipeline:
         ]
         return sum(total[1:], total[0])
 
-    def _shared(self, own: Sequence[Arrays]) -> list[list[Any]]:
-        """What every stage is to know of the gradients of all: sums over the stages."""
-        if not hasattr(self.train, "shared"):
+    def _totals(self, own: Sequence[Arrays]) -> list[list[Any]]:
+        """For every stage what `update` is given beside its gradients: sums over all stages."""
+        if not hasattr(self.train, "totals"):
             return [[] for _ in self.stages]
-        first, *others = [stage.shared(own[stage.number]) for stage in self.stages]
+        first, *others = [stage.totals(own[stage.number]) for stage in self.stages]
         for other in others:
             first = jax.tree.map(lambda a, b: a + b, first, self.stages[0].here(other))
         return [[first if not stage.number else stage.here(first)] for stage in self.stages]
@@ -231,7 +234,7 @@ class Pipeline:
             if target.stage.rank != self.stages[action.stage].stage.rank:
                 array = jax.device_put(array, target.sharding)
                 size = array.nbytes // target.mesh.size
-                sent.append((way.value, back, target.stage.rank, size))
+                sent.append(Sent(way.value, back, target.stage.rank, size))
             mail[way, back, action.microbatch] = array
         return Played(action, tuple(sent))
 

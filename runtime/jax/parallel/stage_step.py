@@ -32,13 +32,16 @@ class StageStep(Part):
     """One stage of ``model.py``: its jitted calls, ``held`` being `held_of` its state. ``again``:
     by key, layers (-1: what is in none) that an earlier stage holds too, see `Ties`.
 
-    ``forward(held, batch, i, values)`` takes microbatch i. It gives a dict of values, a dict of the
-    loss and what is beside it, and a list of what is kept for backward.
+    ``forward(held, batch, i, values)`` takes microbatch i. It gives a dict of values, another of
+    the loss where it is made here, and a list of what is kept for backward.
     ``backward(held, batch, i, values, kept, coming, so_far)`` gives the gradients of the values
     that it took, of which it reads those ``needed``, and ``so_far`` with those of parameters.
     ``coming``: for each value that was given, its gradients from all readers.
     ``backward_input`` and ``backward_weight`` are that in two parts, of a stage that ``splits`` it.
     ``summed(losses, gradients)`` ends backward; ``updated`` the step.
+
+    splits: whether I leaves the gradients of parameters to W. Where layers run again, or parameters
+            are gathered for each pass, I does all of backward: in two parts it would do that twice.
     """
 
     def __init__(
@@ -50,13 +53,16 @@ class StageStep(Part):
         self.batch_specs = {n: s for n, s in program.BATCH.items() if n in stage.takes}
         self.values: Mapping[str, Value] = program.VALUES
         self.taken = tuple(name for name in stage.takes if name in self.values)
-        self.given_values = tuple(name for name in stage.gives if name in self.values)
+        gathers = self.layout.splits_parameters and self.layout.shards
+        self.splits = self.layout.settings.recompute == "none" and not gathers
+        pieces = PartitionSpec(self.mesh.axis_names)
+        self.sharding = NamedSharding(self.mesh, pieces)
         self.pull: PullBack | None = None
         self.needed: tuple[str, ...] = ()
         self.loss_dtype: Any = None
         self.parts: Halves | None = None
         self.again: dict[str, list[int]] = {}
-        self._compile(PartitionSpec(self.mesh.axis_names), PartitionSpec())
+        self._compile(pieces, PartitionSpec())
 
     def _compile(self, pieces: Any, plain: Any) -> None:
         held, batch = held_of(self.state_specs), self.batch_specs
@@ -77,26 +83,14 @@ class StageStep(Part):
         self.loss_of = self.jitted(self._loss_of, (pieces,), plain)
         self.nothing = self.jitted(self._nothing, (held,), pieces)
         self.summed = self.jitted(self._summed, (pieces, pieces), (plain, reduced))
-        tells = hasattr(self.train, "shared")
-        self.shared: Any = self.jitted(self._shared, (reduced,), plain) if tells else None
+        adds = hasattr(self.train, "totals")
+        self.totals: Any = self.jitted(self._totals, (reduced,), plain) if adds else None
         self.updated = self.jitted(
             self._updated,
-            (self.state_specs, reduced, *[plain] * tells),
+            (self.state_specs, reduced, *[plain] * adds),
             (self.state_specs, plain),
             donate=(0,),
         )
-
-    @property
-    def splits(self) -> bool:
-        """Whether I leaves the gradients of parameters to W. Where layers run again, or parameters
-        are gathered for each pass, I does all of backward: in two parts it would do that twice."""
-        gathers = self.layout.splits_parameters and self.layout.shards
-        return self.layout.settings.recompute == "none" and not gathers
-
-    @property
-    def sharding(self) -> NamedSharding:
-        """Of the pieces of its devices."""
-        return NamedSharding(self.mesh, PartitionSpec(self.mesh.axis_names))
 
     def here(self, tree: Any) -> Any:
         """What is whole on every device of another stage, on those of this one."""
@@ -158,7 +152,8 @@ class StageStep(Part):
         later: Later,
         so_far: Arrays,
     ) -> Arrays:
-        """W: ``so_far`` with the gradients of parameters."""
+        """W: ``so_far`` with the gradients of parameters. It runs what I was split into: traced
+        again, from shapes, gradients would not lie on the mesh and equations would be others."""
         assert self.parts is not None, "I comes first"
         flat = jax.tree.leaves((held, batch, number, values, kept))
         given = {place: flat[place] for place in self.parts.reads}
@@ -228,11 +223,11 @@ class StageStep(Part):
         loss, axes = _loss_of_all(losses), self.layout.data_axes
         return lax.psum(loss, axes) if axes else loss
 
-    def _shared(self, gradients: Arrays) -> Any:
-        return self.train.shared(self, gradients)
+    def _totals(self, gradients: Arrays) -> Any:
+        return self.train.totals(self, gradients)
 
-    def _updated(self, state: State, gradients: Arrays, *shared: Any) -> tuple[State, Array]:
-        made: tuple[State, Array] = self.train.update(self, state, gradients, *shared)
+    def _updated(self, state: State, gradients: Arrays, *totals: Any) -> tuple[State, Array]:
+        made: tuple[State, Array] = self.train.update(self, state, gradients, *totals)
         return made
 
     # -- a pass through the stage ----------------------------------------------------------------
@@ -262,14 +257,7 @@ class StageStep(Part):
     def _root(self, own: Arrays, params: Arrays) -> dict[str, Array]:
         """Trained parameters that are in no block as they are computed with."""
         leaves = {k: self.layout.leaves[k] for k in own}
-        return self.prepared(leaves, self._paired(own, params if self.layout.pairs else {}))
-
-    def _paired(self, own: Arrays, whole: Arrays) -> dict[str, Any]:
-        leaves = self.layout.leaves
-        return {
-            k: (x, whole[k]) if k in whole and leaves[k].cut is not None else x
-            for k, x in own.items()
-        }
+        return self.prepared(leaves, self.paired(own, params if self.layout.pairs else {}))
 
     def _differentiated(self, known: Reads) -> tuple[dict[str, dict[str, Array]], dict[str, Array]]:
         passed = {n: x for n, x in known["values"].items() if self.values[n].gradient}
@@ -279,7 +267,7 @@ class StageStep(Part):
         self, known: Reads, trained: Mapping[str, Arrays], passed: Arrays
     ) -> tuple[dict[str, Array], dict[str, Array]]:
         """What the stage gives: with gradients, and without."""
-        arrays = {**known["held"], **self._paired(trained["layers"], known["whole"])}
+        arrays = {**known["held"], **self.paired(trained["layers"], known["whole"])}
         params: dict[str, Any] = {**known["frozen"], **trained["root"]}
         params |= {block: self.stack(block, arrays) for block in self.stage.layers}
         taken = {**known["batch"], **known["values"], **passed}
@@ -288,17 +276,17 @@ class StageStep(Part):
         given = dict(zip(self.stage.gives, made, strict=True))
         if LOSS in given:
             self.loss_dtype = given[LOSS].dtype
-        passes = {n for n in given if n == LOSS or (n in self.values and self.values[n].gradient)}
+        passes = {n for n in given if n == LOSS or self.values[n].gradient}
         return (
             {n: x for n, x in given.items() if n in passes},
             {n: x for n, x in given.items() if n not in passes},
         )
 
     def _apart(self, made: Arrays) -> tuple[dict[str, Array], dict[str, Array]]:
-        """Values, and the loss with what is beside it."""
+        """Values, and the loss."""
         return (
-            {n: made[n] for n in self.given_values},
-            {n: x for n, x in made.items() if n not in self.values},
+            {n: x for n, x in made.items() if n != LOSS},
+            {n: x for n, x in made.items() if n == LOSS},
         )
 
 

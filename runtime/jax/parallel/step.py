@@ -73,6 +73,12 @@ class Step(Part):
         self, own: Arrays, frozen: Arrays, batch: Arrays, whole: Arrays = MappingProxyType({})
     ) -> tuple[Array, tuple[Array, ...]]:
         """This device's share of a microbatch's loss, and what is beside it; ``own``, ``whole``:
-        see `given`."""
-        made = self.program.loss(self.given({**own, **frozen}, whole), **self.computing(batch))
+        see `Part.paired`."""
+        made = self.program.loss(self._given({**own, **frozen}, whole), **self.computing(batch))
         return (made[0], tuple(made[1:])) if isinstance(made, tuple) else (made, ())
+
+    def _given(self, own: Arrays, whole: Arrays) -> dict[str, Any]:
+        """What the program's ``loss`` reads: parameters by name, and a `Stack` for each block."""
+        pairs, root = self.paired(own, whole), self.layout.root
+        prepared = self.prepared(root, {k: pairs[k] for k in root})
+        return {**prepared, **{block: self.stack(block, pairs) for block in self.program.BLOCKS}}

@@ -105,8 +105,7 @@ class Stage:
     ``function``:   of its parameters and of what it takes; gives one array, or a tuple.
     ``rank``:       the place on ``pp``.
     ``takes``:      entries of the batch, and values of earlier stages.
-    ``gives``:      values, ``loss`` (its share of the loss of a microbatch), and what ``OUTPUTS``
-                    are of.
+    ``gives``:      values, and ``loss``: its share of the loss of a microbatch.
     ``parameters``: names of those in no block. ``layers``: of each block, the module paths.
     ``recompute``:  where it is not that of ``SETTINGS``.
     """

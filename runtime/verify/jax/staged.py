@@ -34,10 +34,10 @@ def issued(
                 every[row.kind, row.axis, row.size_bytes, row.what, rank] += call.times * row.count
     for one in step.log:
         source = step.stages[one.action.stage].stage.rank
-        for name, back, target, size in one.sent:
-            what = f"d {name}" if back else name
+        for sent in one.sent:
+            what, size = f"d {sent.value}" if sent.gradient else sent.value, sent.size_bytes
             every["send", PIPELINE, size, f"{what} sent", source] += 1
-            every["recv", PIPELINE, size, f"{what} received", target] += 1
+            every["recv", PIPELINE, size, f"{what} received", sent.target] += 1
     places = len({stage.stage.rank for stage in step.stages})
     for name, ranks, size in step.ties.over:
         axis = PIPELINE if len(ranks) == places else f"pp[{','.join(map(str, sorted(ranks)))}]"
