@@ -71,8 +71,10 @@ CASES = (
     Case("llama", "pp=2,tp=4,schedule=zb-h1,recompute=none,microbatch=2"),
     Case("llama3 8b", "pp=4,tp=2,schedule=1f1b,recompute=full,microbatch=1"),
     Case("llama3 8b", "pp=8,schedule=1f1b,recompute=none,microbatch=1"),
-    Case("vit", "pp=4,dp_replicate=2,schedule=interleaved-1f1b,recompute=none,microbatch=16", True),
-    Case("mlp", "pp=8,schedule=zb-v,recompute=none,microbatch=2048", held_out=True),
+    Case("vit", "pp=4,dp_replicate=2,schedule=interleaved-1f1b,recompute=none,microbatch=16"),
+    Case("mlp", "pp=8,schedule=zb-v,recompute=none,microbatch=2048"),
+    Case("gpt", "pp=2,dp_shard=2,tp=2,zero=2,schedule=zb-h1,recompute=none,microbatch=4", True),
+    Case("llama", "pp=4,tp=2,schedule=chimera,recompute=none,microbatch=2", held_out=True),
 )
 
 

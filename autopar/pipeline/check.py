@@ -9,7 +9,7 @@ order in which the sender's list makes it, which both know.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
 from autopar.pipeline.actions import KINDS, Action, Schedule, ScheduleError
@@ -50,16 +50,34 @@ def order(schedule: Schedule) -> list[Action]:
     return done
 
 
-def held(schedule: Schedule, weight: Callable[[int], float] = lambda _: 1) -> tuple[float, ...]:
+def held(
+    schedule: Schedule,
+    weight: Callable[[int], float] = lambda _: 1,
+    pending: Callable[[int], float] | None = None,
+) -> tuple[float, ...]:
     """For every rank the most that its stages hold at once for backward.
 
-    A stage holds ``weight(stage)`` for each microbatch in flight. A fact of the lists alone: what
-    runs when does not change it.
+    A stage holds ``weight(stage)`` for each microbatch in flight; ``pending(stage)``, where that is
+    another figure, for those whose W alone is left. A fact of the lists alone: what runs when does
+    not change it.
     """
+    if pending is not None:
+        return tuple(_most(actions, weight, pending) for actions in schedule.lists)
     return tuple(
         max((sum(weight(s) * n for s, n in moment.items()) for moment in moments), default=0.0)
         for moments in schedule.in_flight
     )
+
+
+def _most(
+    actions: Sequence[Action], weight: Callable[[int], float], pending: Callable[[int], float]
+) -> float:
+    now, most = 0.0, 0.0
+    for action in actions:
+        own, left = weight(action.stage), pending(action.stage)
+        now += {"F": own, "B": -own, "I": left - own, "W": -left}[action.kind]
+        most = max(most, now)
+    return most
 
 
 def _check_complete(schedule: Schedule) -> None:

@@ -66,6 +66,7 @@ class Clock:
         np.add.at(self._count, (self._actions.rank, self._actions.cost), 1)
         self._reductions = _last_backwards(schedule)
         self._held: list[NDArray[np.intp]] | None = None
+        self._pending: list[NDArray[np.intp]] | None = None
 
     def times(self, actions_s: Table, sends_s: Table, reduce_s: Table) -> Times:
         """What the schedule takes.
@@ -98,11 +99,18 @@ class Clock:
         step_s = np.maximum(step_s, data.max(axis=0))
         return Times(step_s, self._count @ costs, active_s)
 
-    def peaks(self, saved: Table) -> Table:
-        """[ranks, columns]: the most that ranks hold; ``saved`` [stages, columns] a microbatch."""
-        if self._held is None:
-            self._held = _held(self._actions, len(self.schedule.lists), len(self.ranks))
-        return np.stack([(held @ saved).max(axis=0) for held in self._held])
+    def peaks(self, saved: Table, pending: Table | None = None) -> Table:
+        """[ranks, columns]: the most that ranks hold; ``saved`` [stages, columns] a microbatch, and
+        ``pending``, where given, one whose W alone is left."""
+        ranks, stages = len(self.schedule.lists), len(self.ranks)
+        if pending is None or np.array_equal(pending, saved):
+            if self._held is None:
+                self._held = _held(self._actions, ranks, stages)
+            return np.stack([(held @ saved).max(axis=0) for held in self._held])
+        if self._pending is None:
+            self._pending = _pending(self._actions, ranks, stages)
+        each = np.concatenate([saved, pending])
+        return np.stack([(held @ each).max(axis=0) for held in self._pending])
 
 
 class _Actions(NamedTuple):
@@ -221,6 +229,20 @@ def _held(actions: _Actions, ranks: int, stages: int) -> list[NDArray[np.intp]]:
         held[:, own] = distinct
         counts.append(held)
     return counts
+
+
+def _pending(actions: _Actions, ranks: int, stages: int) -> list[NDArray[np.intp]]:
+    """As `_held`, of all moments, with the microbatches whose W alone is left in the second half of
+    the columns."""
+    kind = actions.cost - COSTS * actions.stage
+    rows = np.zeros((len(kind), 2 * stages), dtype=np.intp)
+    every = np.arange(len(kind))
+    weights = kind == PLACES["W"]
+    rows[every, actions.stage] = np.where(actions.pass_ == 0, 1, np.where(weights, 0, -1))
+    late = (kind == PLACES["I"]).astype(np.intp) - weights
+    rows[every, stages + actions.stage] = late
+    begin = np.searchsorted(actions.rank, np.arange(ranks + 1))
+    return [np.unique(rows[a:b].cumsum(axis=0), axis=0) for a, b in pairwise(begin.tolist())]
 
 
 def _last_backwards(schedule: Schedule) -> list[tuple[Places, Places]]:

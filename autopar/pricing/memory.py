@@ -34,12 +34,14 @@ def stage_bytes(
     if summary.xla is None:
         life = summary.life(recompute)
         saved, passing = life.saved, life.peak - life.saved
+        pending = saved
         casts, gathered = _cast_bytes(summary, state, recompute), _gathered_bytes(summary, state)
     else:
         bodies = [(body.trained, summary.copies[n]) for n, body in summary.bodies.items()]
-        moments = xla_moments(summary.xla, recompute, state, summary.root.trained, bodies)
+        moments = xla_moments(summary.xla, recompute, state, summary.root.trained, bodies, alone)
         gradients = min(gradients, max(moments.values()))  # not all are there at each of them
-        saved = 0 if alone else summary.xla.by_policy[recompute.policy].saved
+        kept = summary.xla.by_policy[recompute.policy]
+        saved, pending = (0, 0) if alone else (kept.saved, kept.pending)
         passing = max(0, max(moments.values()) - gradients - saved) + summary.xla.batch
         casts = gathered = 0
     return StageBytes(
@@ -48,6 +50,7 @@ def stage_bytes(
         optimizer,
         host,
         saved,
+        pending,
         passing,
         casts,
         gathered,

@@ -37,7 +37,8 @@ from autopar.rules.fusion import ALONE
 
 class Figure(IntEnum):
     """Of a stage: seconds of actions, of what comes once a step, and that its first forward takes
-    more; bytes that it holds all the time, for each microbatch in flight, and in passing.
+    more; bytes that it holds all the time, for each microbatch in flight, in passing, and for each
+    microbatch whose weights alone are left to do.
     """
 
     FORWARD = 0
@@ -49,6 +50,7 @@ class Figure(IntEnum):
     STATE = 6
     SAVED = 7
     PASSING = 8
+    PENDING = 9
 
 
 class Choice(NamedTuple):
@@ -185,7 +187,7 @@ class PipelinePrices:
     def _priced(self, first: int, end: int) -> tuple[float, ...]:
         held = self.bytes_of(first, end)
         kept = held.parameters + held.gradients + held.optimizer + held.casts + held.gathered
-        return (*self.seconds(first, end), kept, held.saved, held.passing)
+        return (*self.seconds(first, end), kept, held.saved, held.passing, held.pending)
 
     def seconds(self, first: int, end: int) -> tuple[Number, ...]:
         """Those of `figures` that are seconds."""
@@ -240,13 +242,14 @@ class PipelinePrices:
         """Of every rank. peaks_of: from what stages keep of a microbatch, the most that each rank
         holds, where the schedule stands for a longer one."""
         each = [self.at(stage).bytes_of(*run) for stage, run in enumerate(runs)]
-        saved = [stage.saved for stage in each]
+        saved, pending = [stage.saved for stage in each], [stage.pending for stage in each]
         if self.alone:
             peaks = saved  # one microbatch is in flight
         elif peaks_of is not None:
             peaks = peaks_of(saved)
         else:
-            peaks = [int(peak) for peak in held(schedule, saved.__getitem__)]
+            other = pending.__getitem__ if pending != saved else None
+            peaks = [int(peak) for peak in held(schedule, saved.__getitem__, other)]
         own = [
             [stage for i, stage in enumerate(each) if schedule.ranks[i] == rank]
             for rank in range(len(peaks))

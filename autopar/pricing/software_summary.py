@@ -54,7 +54,8 @@ def held_of(
     outside = root.parameters + sum(count * own[name] for name, count in calls.items())
     routed = sum(count * experts[name] for name, count in calls.items())
     parameters, gradients, optimizer = states_bytes(trainer, outside, routed)
-    saved = sum(count * saved_bytes(layers[name], trainer) for name, count in calls.items())
+    own_saved = sum(count * saved_bytes(layers[name], trainer) for name, count in calls.items())
+    saved = round(own_saved + handed_on_bytes(root, trainer))
     working = [working_bytes(of, trainer) for of in layers.values()]
     largest = max((own[name] + experts[name] for name in layers), default=0.0)
     return StageBytes(
@@ -62,7 +63,8 @@ def held_of(
         gradients=round(gradients),
         optimizer=round(optimizer),
         host=0,
-        saved=round(saved + handed_on_bytes(root, trainer)),
+        saved=saved,
+        pending=saved,
         passing=round(max([*working, loss_bytes(root, trainer)])),
         casts=0,
         gathered=round(gathered_bytes(trainer, root, largest, sum(calls.values()))),

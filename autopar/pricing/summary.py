@@ -32,7 +32,7 @@ from autopar.pricing.units.activations import (
     saved_parameters,
 )
 from autopar.pricing.units.unit import Kind, Unit
-from autopar.pricing.xla_memory import XlaLives, xla_lives
+from autopar.pricing.xla_lives import XlaLives, xla_lives
 from autopar.rules.resharding import SHIFT
 
 
@@ -65,6 +65,9 @@ class Summary:
 
     def life(self, recompute: Recompute) -> Life:
         """One microbatch under a policy, or where the calls that come first do more."""
+        if self.xla is not None:  # one policy for all calls
+            moments = self.xla.by_policy[recompute.policy]
+            return Life(moments.saved, moments.loss, "")
         each = recompute.by_call(len(self.calls))
         if recompute.count is None or len({*each}) < 2:
             return self.lives[each[0] if each else recompute.policy]
@@ -135,7 +138,7 @@ def summarise(
         labels_s=sum(prices.collective(c) for _, c in label_collectives(lowered)) / PICOSECONDS,
         loss_bytes=loss_bytes(lowered),
         packages=frozenset(_packages(lowered)),
-        xla=xla_lives(lowered) if framework == "jax" else None,
+        xla=xla_lives(lowered, known.xla if known else None) if framework == "jax" else None,
     )
 
 

@@ -65,7 +65,7 @@ def trials(
         [
             (1 + share)
             * (
-                peaks(columns[Figure.SAVED])
+                peaks(columns[Figure.SAVED], columns[Figure.PENDING])
                 + (on_rank[..., None] * columns[Figure.PASSING]).max(axis=1)
                 + on_rank @ columns[Figure.STATE]
             )

@@ -63,7 +63,8 @@ class Calls:
         if whole < runs:
             _, later = jax.eval_shape(stage.backward_input, *back, coming)
             yield Call("backward_input", stage.backward_input, (*back, coming), runs - whole)
-            given = *back, later, gradients
+            pending = stage.pending(back[:3], back[3:])
+            given = *back[:3], *pending, later, gradients
             yield Call("backward_weight", stage.backward_weight, given, runs - whole)
         shares = [losses[LOSS]] * runs if LOSS in losses else []
         yield Call("summed", stage.summed, (shares, gradients), 1)

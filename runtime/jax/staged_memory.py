@@ -14,7 +14,7 @@ from typing import Any
 import jax
 
 from autopar.runtime.jax.calls import Call, Calls
-from autopar.runtime.jax.parallel import State
+from autopar.runtime.jax.parallel import State, held_of
 from autopar.runtime.jax.staged import Pipeline
 
 _CALLED = {"F": "forward", "B": "backward", "I": "backward_input", "W": "backward_weight"}
@@ -39,13 +39,14 @@ def peaks(step: Pipeline, own: Sequence[State], batch: Any) -> list[int]:
         gradients, change = 0, dict[tuple[int, str], int]()
         for stage in here:
             n, known = stage.number, by_name[stage.number]
-            back = known.get("backward") or known["backward_weight"]
-            gradients += _shapes_bytes(back.given[-1], stage.mesh.size)
+            back = known.get("backward") or known["backward_input"]
             kept = _shapes_bytes(back.given[3:5], stage.mesh.size)
+            nothing = jax.eval_shape(stage.nothing, held_of(own[n]))
+            gradients += _shapes_bytes(nothing, stage.mesh.size)
             change |= {(n, "F"): kept, (n, "B"): -kept, (n, "I"): -kept, (n, "W"): 0}
             if "backward_weight" in known:
-                later = _shapes_bytes(known["backward_weight"].given[5], stage.mesh.size)
-                change |= {(n, "I"): later, (n, "W"): -kept - later}
+                pending = _shapes_bytes(known["backward_weight"].given[3:6], stage.mesh.size)
+                change |= {(n, "I"): pending - kept, (n, "W"): -pending}
         held, most = 0, 0
         for n, kind, _ in step.actions:
             name = _CALLED[kind] if _CALLED[kind] in by_name[n] else "backward"
@@ -71,5 +72,5 @@ def _on_one(arrays: Iterable[Any]) -> int:
 
 
 def _shapes_bytes(tree: Any, devices: int) -> int:
-    """Bytes on one device of arrays whose first dim counts devices."""
+    """Bytes on one device of pieces of ``devices``."""
     return sum(math.prod(x.shape) * x.dtype.itemsize // devices for x in jax.tree.leaves(tree))

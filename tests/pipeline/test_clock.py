@@ -52,6 +52,11 @@ def test_it_takes_what_the_timeline_takes(
         assert times.busy_s[:, column] == pytest.approx(timeline.busy_s)
     saved = random.integers(1, 9, (stages, 1)).astype(float)
     assert clock.peaks(saved)[:, 0] == pytest.approx(held(made, lambda s: float(saved[s, 0])))
+    pending = random.integers(1, 9, (stages, 1)).astype(float)
+    most = held(made, lambda s: float(saved[s, 0]), lambda s: float(pending[s, 0]))
+    assert clock.peaks(saved, pending)[:, 0] == pytest.approx(most)
+    same = held(made, lambda s: float(saved[s, 0]), lambda s: float(saved[s, 0]))
+    assert clock.peaks(saved)[:, 0] == pytest.approx(same)
 
 
 def test_lists_that_wait_for_one_another_are_refused() -> None:

@@ -141,7 +141,7 @@ def test_stages_of_a_rank_share_the_chunks_of_a_step() -> None:
 
     def stage(kept: int) -> StageBytes:
         resident = resident_bytes(kept, "adamw")
-        return StageBytes(0, 0, resident, kept, 0, 0, 0, 0, frozenset(), CHUNKS * chunk)
+        return StageBytes(0, 0, resident, kept, 0, 0, 0, 0, 0, frozenset(), CHUNKS * chunk)
 
     for each, count in ((chunk // 2, 3), (chunk, 4), (9 * chunk, 8)):
         memory = rank_memory([stage(each)] * count, 0, H100)

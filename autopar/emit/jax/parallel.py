@@ -22,8 +22,8 @@ NAME = "parallel"
 MODULES = (
     "tables", "zigzag", "collectives", "attention_rows", "ring_attention", "ops", "blocks",
     "layout", "units", "gradients", "optimizer", "loss_scale", "outputs", "placing", "part",
-    "step", "pull_backs", "halves", "stage_step", "joint", "ties", "actions", "pipeline", "start",
-    "kept",
+    "step", "pieces", "pull_backs", "halves", "stage_step", "joint", "ties", "actions", "pipeline",
+    "start", "kept",
 )  # fmt: skip
 """In the order in which they stand in the file."""
 _HOME = Path(__file__).parents[2] / "runtime" / "jax" / "parallel"
@@ -114,6 +114,9 @@ def _sources() -> Sources:
         for node in tree.body:
             if isinstance(node, ast.Import | ast.ImportFrom):
                 imports |= dict(_imports(node))
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(_PACKAGE):
+                other = (node.module or "").rpartition(".")[2]
+                assert other in MODULES, f"{name} reads {other}, which is no part of the file"
         pieces += _pieces(name, text, tree)
     made = Counter(name for piece in pieces for name in piece.makes)
     twice = sorted(name for name, count in made.items() if count > 1)

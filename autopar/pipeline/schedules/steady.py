@@ -51,9 +51,9 @@ class SteadyClock:
     def pairs(self) -> tuple[Pair, ...]:
         return self._few.pairs
 
-    def peaks(self, saved: Table) -> Table:
+    def peaks(self, saved: Table, pending: Table | None = None) -> Table:
         """As `Clock.peaks`; right where no rank holds more the more microbatches there are."""
-        return self._few.peaks(saved)
+        return self._few.peaks(saved, pending)
 
     def times(self, actions_s: Table, sends_s: Table, reduce_s: Table) -> Times:
         """As `Clock.times`, of all microbatches."""

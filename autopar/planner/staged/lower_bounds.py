@@ -144,7 +144,7 @@ class LowerBounds:
         question, shape = self.question, core.shape
         m, pp = shape.candidate.microbatches, shape.pp
         recompute = core.lightest
-        life = model.solved.summary.lives[recompute.policy]
+        life = model.solved.summary.life(recompute)
         share, process = overhead(model.solved.summary.packages, question.cluster.device)
         saved = (min(m, pp) * life.saved / pp + life.peak - life.saved) * like.bytes
         candidate, enough = shape.candidate, NEAR * self._room(shape)

@@ -42,40 +42,50 @@ def layers(
     """``block(parameters, *shared, *own, *carry)`` for each layer in turn, which gives the next
     carry; ``own`` are its rows of ``each``. ``between`` takes the carry to the layer after, of
     which the last one is apart."""
-    # XLA inlines a loop that runs once
-    loops = any(a.shape[0] > 1 for a in jax.tree.leaves(stack.arrays))
-    run = _remembering(block, stack, in_loop=loops)
+    if all(a.shape[0] == 1 for a in jax.tree.leaves((stack.arrays, tuple(each)))):
+        given = layer(block, stack, 0, *shared, *(rows[0] for rows in each), *carry)
+        return _next(given, between)
+    run = _remembering(block, stack)
 
     def body(carry: Any, row: Any) -> Any:
         piece, own = row
-        given = run(piece, *shared, *own, *carry)
-        if between is not None:
-            given = between(*given) if isinstance(given, tuple) else between(given)
+        given = _next(run(piece, *shared, *own, *carry), between)
         return given if isinstance(given, tuple) else (given,), None
 
     last, _ = lax.scan(body, carry, (stack.arrays, tuple(each)))
     return last if len(last) > 1 else last[0]
 
 
+def _next(given: Any, between: Callable[..., Any] | None) -> Any:
+    if between is None:
+        return given
+    return between(*given) if isinstance(given, tuple) else between(given)
+
+
 def layer(block: Callable[..., Any], stack: Stack, index: int, *inputs: Array) -> Any:
     """``block(parameters, *inputs)`` for the layer at ``index``."""
-    piece = jax.tree.map(lambda a: a[index], stack.arrays)
-    return _remembering(block, stack, in_loop=False)(piece, *inputs)
+    return _remembering(block, stack, index)(stack.arrays, *inputs)
 
 
-def _remembering(block: Callable[..., Any], stack: Stack, in_loop: bool) -> Callable[..., Any]:
-    """The block on stored parameters, keeping for backward what the plan says.
+def _remembering(
+    block: Callable[..., Any], stack: Stack, index: int | None = None
+) -> Callable[..., Any]:
+    """The block on stored parameters, those of one layer or, at an ``index``, of all, keeping for
+    backward what the plan says.
 
-    Outside of a loop XLA sees forward and backward at once, and must be told not to keep after all.
+    In a loop, ``index`` None, XLA sees forward and backward apart. Elsewhere it must be told not to
+    keep after all; and a layer is cut off its stack inside, so that the cut is not kept either.
     """
 
-    def run(piece: Any, *inputs: Array) -> Any:
+    def run(arrays: Any, *inputs: Array) -> Any:
+        piece = arrays if index is None else jax.tree.map(lambda a: a[index], arrays)
         return block(stack.prepare(piece), *inputs)
 
     if not remembers:
         return run
     policy = {"none": _costly, "compute": _only_moved, "full": None}[stack.recompute]
-    checkpointed: Callable[..., Any] = jax.checkpoint(run, prevent_cse=not in_loop, policy=policy)
+    alone = index is not None
+    checkpointed: Callable[..., Any] = jax.checkpoint(run, prevent_cse=alone, policy=policy)
     return checkpointed
 
 

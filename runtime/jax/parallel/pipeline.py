@@ -217,7 +217,7 @@ class Pipeline:
         kept = run.kept.pop((n, i))
         if kind == "I" and stage.splits:
             made, later = stage.backward_input(*given, *kept, coming)
-            run.kept[n, i] = *kept, later
+            run.kept[n, i] = *stage.pending(given, kept), later
         else:
             made, run.gradients[n] = stage.backward(*given, *kept, coming, run.gradients[n])
         return made
@@ -233,7 +233,7 @@ class Pipeline:
             array = made[way.value]
             if target.stage.rank != self.stages[action.stage].stage.rank:
                 array = jax.device_put(array, target.sharding)
-                size = array.nbytes // target.mesh.size
+                size = sum(x.nbytes for x in jax.tree.leaves(array)) // target.mesh.size
                 sent.append(Sent(way.value, back, target.stage.rank, size))
             mail[way, back, action.microbatch] = array
         return Played(action, tuple(sent))

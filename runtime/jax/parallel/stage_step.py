@@ -1,7 +1,7 @@
 """What the devices of one stage run: a microbatch forward and back, and what ends a step.
 
-What goes from one call to another, or to another stage, are the pieces of devices: an array whose
-first dim counts them. So a partial sum, or a copy on each device, travels as it is.
+What goes from one call to another, or to another stage, are the pieces of devices (`pieces`): a
+partial sum, or a copy on each device, travels as it is.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from autopar.runtime.jax.parallel.gradients import own_pieces
 from autopar.runtime.jax.parallel.halves import Halves, Later, halves
 from autopar.runtime.jax.parallel.layout import Layout, paths_of
 from autopar.runtime.jax.parallel.part import Part
+from autopar.runtime.jax.parallel.pieces import apart, together
 from autopar.runtime.jax.parallel.pull_backs import PullBack
 from autopar.runtime.jax.parallel.tables import LOSS, PIPELINE, Array, Arrays, Stage, State, Value
 
@@ -101,7 +102,7 @@ class StageStep(Part):
     def _forward(
         self, held: State, batch: Arrays, number: Array, values: Arrays
     ) -> tuple[Any, Any, Any]:
-        known = self._known(held, batch, number, _inside(values))
+        known = self._known(held, batch, number, apart(values))
 
         def run(trained: Any, passed: Arrays) -> tuple[Arrays, Arrays]:
             return self._run(known, trained, passed)
@@ -110,7 +111,7 @@ class StageStep(Part):
         self.pull, kept = PullBack.of(pull, dict(paths_of(known)))
         self.needed = tuple(name for name in self.taken if f"values.{name}" in self.pull.names)
         values, losses = self._apart({**outputs, **beside})
-        return _outside(values), _outside(losses), _outside(kept)
+        return together(values), together(losses), together(kept)
 
     def _backward(
         self,
@@ -123,9 +124,9 @@ class StageStep(Part):
         so_far: Arrays,
     ) -> tuple[Arrays, Arrays]:
         gradients = self._gradients(held, coming)
-        known = self._known(held, batch, number, _inside(values))
-        passed, own = self._pulled(held, known, _inside(kept), gradients)
-        return _outside(passed), _outside({k: g + own[k] for k, g in _inside(so_far).items()})
+        known = self._known(held, batch, number, apart(values))
+        passed, own = self._pulled(held, known, apart(kept), gradients)
+        return together(passed), together({k: g + own[k] for k, g in apart(so_far).items()})
 
     def _backward_input(
         self,
@@ -140,7 +141,7 @@ class StageStep(Part):
         gradients = self._gradients(held, coming)
         self.parts, flat = self._halved((held, batch, number, values, kept), gradients)
         made, later = self.parts.run_first(dict(enumerate(flat)))
-        return _outside(dict(zip(self._passed, made, strict=True))), _outside(later)
+        return together(dict(zip(self._passed, made, strict=True))), together(later)
 
     def _backward_weight(
         self,
@@ -155,12 +156,21 @@ class StageStep(Part):
         """W: ``so_far`` with the gradients of parameters. It runs what I was split into: traced
         again, from shapes, gradients would not lie on the mesh and equations would be others."""
         assert self.parts is not None, "I comes first"
-        flat = jax.tree.leaves((held, batch, number, values, kept))
+        flat = jax.tree.leaves((held, batch, number, values, kept), is_leaf=lambda x: x is None)
         given = {place: flat[place] for place in self.parts.reads}
-        made = self.parts.run_second(given, _inside(later))
+        made = self.parts.run_second(given, apart(later))
         own = dict(zip(sorted(so_far), made, strict=True))
-        added: Arrays = _outside({k: g + own[k] for k, g in _inside(so_far).items()})
+        added: Arrays = together({k: g + own[k] for k, g in apart(so_far).items()})
         return added
+
+    def pending(self, given: tuple[State, Arrays, Any], kept: Any) -> Any:
+        """What W reads of ``kept``, values and pieces from forward, behind what is ``given`` of all
+        microbatches; None in place of all else."""
+        assert self.parts is not None, "I comes first"
+        first = len(jax.tree.leaves(given))
+        arrays, structure = jax.tree.flatten(kept)
+        read = [x if first + i in self.parts.reads else None for i, x in enumerate(arrays)]
+        return jax.tree.unflatten(structure, read)
 
     @property
     def _passed(self) -> list[str]:
@@ -174,15 +184,15 @@ class StageStep(Part):
 
         def pulled(*arrays: Array) -> list[Array]:
             (held, batch, number, values, kept), gradients = jax.tree.unflatten(structure, arrays)
-            known = self._known(held, batch, number, _inside(values))
-            return list(jax.tree.leaves(self._pulled(held, known, _inside(kept), gradients)))
+            known = self._known(held, batch, number, apart(values))
+            return list(jax.tree.leaves(self._pulled(held, known, apart(kept), gradients)))
 
         moved = range(len(flat) - came, len(flat))
         return halves(pulled, flat, moved, wanted=len(self._passed)), flat
 
     def _gradients(self, held: State, coming: Mapping[str, Sequence[Array]]) -> dict[str, Array]:
         """Of what the stage gave: sums over readers; of the loss 1, or its scale."""
-        made = {name: sum(arrays[1:], arrays[0]) for name, arrays in _inside(coming).items()}
+        made = {name: sum(arrays[1:], arrays[0]) for name, arrays in apart(coming).items()}
         if LOSS in self.stage.gives:
             scale = held["scale"]["scale"] if "scale" in held else 1
             made[LOSS] = jnp.asarray(scale, self.loss_dtype)
@@ -203,20 +213,19 @@ class StageStep(Part):
     def _evaluated(
         self, held: State, batch: Arrays, number: Array, values: Arrays
     ) -> tuple[Arrays, Arrays]:
-        known = self._known(held, batch, number, _inside(values))
+        known = self._known(held, batch, number, apart(values))
         outputs, beside = self._run(known, *self._differentiated(known))
         values, losses = self._apart({**outputs, **beside})
-        return _outside(values), _outside(losses)
+        return together(values), together(losses)
 
     def _nothing(self, held: State) -> Arrays:
         """Gradients of nothing, to add to."""
         own = self._own(held["params"])
-        return {k: jnp.zeros((1, *x.shape), x.dtype) for k, x in own.items()}
+        made: Arrays = together({k: jnp.zeros_like(x) for k, x in own.items()})
+        return made
 
     def _summed(self, losses: Sequence[Array], gradients: Arrays) -> tuple[Array, Arrays]:
-        made: tuple[Array, Arrays] = self.train.summed(
-            self, _loss_of_all(losses), _inside(gradients)
-        )
+        made: tuple[Array, Arrays] = self.train.summed(self, _loss_of_all(losses), apart(gradients))
         return made
 
     def _loss_of(self, losses: Sequence[Array]) -> Array:
@@ -304,13 +313,5 @@ def held_of(state: State) -> State:
 
 def _loss_of_all(losses: Sequence[Array]) -> Array:
     """The sum of shares of the loss, in at least float32; of none 0."""
-    wide = [x.astype(jnp.promote_types(x.dtype, jnp.float32)) for x in _inside(losses)]
+    wide = [x.astype(jnp.promote_types(x.dtype, jnp.float32)) for x in apart(losses)]
     return sum(wide[1:], wide[0]) if wide else jnp.zeros(())
-
-
-def _outside(tree: Any) -> Any:
-    return jax.tree.map(lambda x: x[None], tree)
-
-
-def _inside(tree: Any) -> Any:
-    return jax.tree.map(lambda x: x[0], tree)

@@ -1,0 +1,254 @@
+"""What the memory of a JAX program hangs on beside its state: activations under each policy.
+
+A layer keeps the results of products, lookups, attention and collectives that its backward pass
+reads or makes other tensors from (`autopar.nouns.costly`); all else is made again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from autopar.lowering.lowered import Lowered, LoweredOp
+from autopar.nouns import costly
+from autopar.nouns.axes import MICROBATCH
+from autopar.nouns.graph import DTYPE_BYTES
+from autopar.nouns.recompute import policies
+from autopar.pricing.units.activations import (
+    Life,
+    Places,
+    Walk,
+    activation_lives,
+    moved_bytes,
+    moves,
+)
+from autopar.pricing.units.unit import Kind
+
+_COSTLY = frozenset(kind for row in costly.TABLE for kind in row.kinds)
+
+
+@dataclass(frozen=True, slots=True)
+class Moments:
+    """Bytes of activations under one recompute policy: at the loss; what layers keep; of one
+    layer's own tensors while its backward pass runs; what all keep for backward, the root too; and
+    what is there of that between the two parts of a backward pass, with the gradients that came.
+    """
+
+    loss: int
+    kept: int
+    layer: int
+    saved: int
+    pending: int
+
+
+@dataclass(frozen=True, slots=True)
+class XlaLives:
+    """What the memory of a program hangs on beside its state.
+
+    by_policy:  `Moments` for each recompute policy.
+    entries:    names of the batch's entries.
+    batch:      bytes of the batch on one device, all microbatches.
+    given:      bytes of the largest result of the root's products.
+    products:   elements of the root's parameters that products read, by kind.
+    largest:    elements of the largest parameter of any layer, by kind.
+    """
+
+    by_policy: Mapping[str, Moments]
+    entries: frozenset[str]
+    batch: int
+    given: int
+    products: Mapping[Kind, int]
+    largest: Mapping[Kind, int]
+
+
+def xla_lives(lowered: Lowered, known: XlaLives | None = None) -> XlaLives:
+    """One microbatch followed through the root and through one layer of each block; ``known``: of
+    the model that ``lowered`` is a stage of."""
+    root = Places(lowered)
+    bodies = {name: Places(body) for name, body in lowered.blocks.items()}
+    # a layer's forward pass runs again, as a whole or in part, before its backward pass
+    inner = {n: activation_lives(body)["none"].peak for n, body in lowered.blocks.items()}
+    by_policy = {}
+    for policy in policies("jax"):
+        kept = {
+            name: {
+                "none": _kept_bytes(places),
+                "compute": moved_bytes(lowered.blocks[name]),
+                "full": 0,
+            }[policy]
+            for name, places in bodies.items()
+        }
+        outside = {name: Life(0, 0, "") for name in bodies}
+        life = Walk(root, outside, kept).run()
+        by_policy[policy] = Moments(
+            loss=life.peak,
+            kept=_stacks(lowered, root, kept),
+            layer=max(inner.values(), default=0),
+            saved=life.saved,
+            pending=_pending_bytes(root, bodies, life.saved),
+        )
+    entries = frozenset(lowered.graph.inputs) if known is None else known.entries
+    return XlaLives(
+        by_policy,
+        entries,
+        _batch_bytes(lowered, entries),
+        max((_given_bytes(op, lowered) for op, _ in _bound(root) if _is_product(op)), default=0),
+        _in_products(lowered),
+        _largest(lowered),
+    )
+
+
+def _kept_bytes(places: Places) -> int:
+    """What one layer keeps where nothing is recomputed that costs anything."""
+    read = {place for op, reads in _bound(places) for place in _saved_operands(op, reads)}
+    rows = {  # a loop over rows keeps no results (`runtime.jax.parallel.attention_rows`)
+        places.root[name]
+        for op, _ in _bound(places)
+        for name in op.op.outputs
+        if op.op.kind in costly.ATTENTION.kinds
+        and places.lowered.tensors[name].tensor.dtype == "float32"
+    }
+    saved = [place for place in places.saved if not place.endswith(" keeps")]
+    return sum(_made_from(places, [p for p in saved if p in read or p not in rows]).values())
+
+
+def _pending_bytes(root: Places, bodies: Mapping[str, Places], saved: int) -> int:
+    """What is there of a microbatch until the gradients of parameters are made, where those of
+    what the stage was given are already: what the products that make them read."""
+    tensors = root.lowered.graph.tensors
+    if not any(tensors[name].differentiable for name in root.lowered.graph.inputs):
+        given = [n for n in root.lowered.graph.outputs if tensors[n].shape]
+        return saved + sum(root.size[root.root[name]] for name in given)  # all is left to do
+    of_body = {name: _for_parameters(places) for name, places in bodies.items()}
+    read, came = _for_parameters(root)
+    kept = {place: root.saved[place] for place in read & root.saved.keys()}
+    for op, reads in zip(root.lowered.ops, root.reads, strict=True):
+        if op.bound is None:
+            name = op.op.attrs["block"]
+            read, inside = of_body[name]
+            came += inside + sum(_made_from(bodies[name], sorted(read)).values())
+            kept.update(reads)
+    return came + sum(kept.values())
+
+
+def _for_parameters(places: Places) -> tuple[set[str], int]:
+    """Where what the gradients of one layer's parameters are made of lies, and bytes of the
+    gradients of results that they are made of."""
+    tensors = places.lowered.graph.tensors
+    read: set[str] = set()
+    came = 0
+    for op, reads in _bound(places):
+        trained = [n for n in op.op.inputs if tensors[n].role == "parameter"]
+        if any(tensors[n].differentiable for n in trained):
+            read.update(p for p in _saved_operands(op, reads) if places.is_temporary(p))
+            came += _given_bytes(op, places.lowered) * (op.op.kind != "add")  # its operand's, too
+    return read, came
+
+
+def _bound(places: Places) -> Iterator[tuple[LoweredOp, Sequence[tuple[str, int]]]]:
+    """The ops that are no blocks, with what they read."""
+    for op, reads in zip(places.lowered.ops, places.reads, strict=True):
+        if op.bound is not None:
+            yield op, reads
+
+
+def _saved_operands(op: LoweredOp, reads: Sequence[tuple[str, int]]) -> set[str]:
+    assert op.bound is not None
+    return {reads[i][0] for i in op.bound.rule.saves if i < len(reads)}
+
+
+def _given_bytes(op: LoweredOp, lowered: Lowered) -> int:
+    return sum(
+        math.prod(value.produced.local_shape(value.tensor.shape, lowered.mesh))
+        * DTYPE_BYTES[value.tensor.dtype]
+        for value in (lowered.tensors[name] for name in op.op.outputs)
+        if value.tensor.differentiable
+    )
+
+
+def _made_from(places: Places, todo: list[str]) -> dict[str, int]:
+    """By place, bytes of the costly results that a layer makes what lies at ``todo`` from."""
+    lowered = places.lowered
+    maker: dict[str, int] = {}
+    for i, made in enumerate(places.makes):
+        for root in made:
+            maker.setdefault(root, i)  # a view's is that of what it views
+    sizes = {place: size for reads in places.reads for place, size in reads}
+    kept: dict[str, int] = {}
+    seen = set(todo)
+    while todo:
+        place = todo.pop()
+        op = lowered.ops[maker[place]] if place in maker else None
+        if _is_moved(lowered, place) or (op is not None and _is_costly(op)):
+            kept[place] = sizes.get(place, places.size.get(place, 0))
+        elif op is not None:
+            read = {p for p, _ in places.reads[maker[place]] if places.is_temporary(p)}
+            todo += read - seen
+            seen |= read
+    return kept
+
+
+def _is_moved(lowered: Lowered, place: str) -> bool:
+    """Whether a collective gave the tensor at ``place``."""
+    value = lowered.tensors.get(place)
+    return value is None or moves(value.steps)
+
+
+def _is_product(op: LoweredOp) -> bool:
+    return op.bound is not None and op.bound.rule.cost == "matmul"
+
+
+def _is_costly(op: LoweredOp) -> bool:
+    return _is_product(op) or (op.bound is not None and op.op.kind in _COSTLY)
+
+
+def _stacks(lowered: Lowered, root: Places, kept: Mapping[str, int]) -> int:
+    """What the layers keep, together with their inputs."""
+    total = 0
+    inputs: dict[str, int] = {}
+    for op, reads in zip(lowered.ops, root.reads, strict=True):
+        if op.bound is None:
+            total += kept[op.op.attrs["block"]]
+            inputs.update(reads)
+    return total + sum(inputs.values())
+
+
+def _batch_bytes(lowered: Lowered, entries: frozenset[str]) -> int:
+    tensors = lowered.tensors
+    return lowered.mesh.size(MICROBATCH) * sum(
+        math.prod(tensors[n].produced.local_shape(tensors[n].tensor.shape, lowered.mesh))
+        * DTYPE_BYTES[tensors[n].tensor.dtype]
+        for n in lowered.graph.inputs
+        if n in entries
+    )
+
+
+def _parameters(lowered: Lowered) -> Iterator[tuple[str, Kind, int]]:
+    """Name, kind and elements on one model rank."""
+    for name, value in lowered.tensors.items():
+        if value.tensor.role == "parameter":
+            local = value.produced.local_shape(value.tensor.shape, lowered.mesh)
+            yield name, Kind(value.tensor.dtype), math.prod(local)
+
+
+def _in_products(lowered: Lowered) -> dict[Kind, int]:
+    read = {
+        n
+        for op in lowered.ops
+        if op.bound is not None and _is_costly(op) and op.op.kind != "embedding"
+        for n in op.op.inputs
+    }
+    numel_of: dict[Kind, int] = {}
+    for name, kind, numel in _parameters(lowered):
+        if name in read:
+            numel_of[kind] = numel_of.get(kind, 0) + numel
+    return numel_of
+
+
+def _largest(lowered: Lowered) -> dict[Kind, int]:
+    numel_of: dict[Kind, int] = {}
+    for body in lowered.blocks.values():
+        for _, kind, numel in _parameters(body):
+            numel_of[kind] = max(numel_of.get(kind, 0), numel)
+    return numel_of
