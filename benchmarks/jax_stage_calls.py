@@ -100,7 +100,8 @@ def by_hand(step: Any) -> Callable[[Any, Any], Any]:
                     made, between = stage.backward_input(
                         held[n], batch[n], i, own, residual, coming
                     )
-                    later[n].append((own, residual, between))
+                    given = held[n], batch[n], i
+                    later[n].append((*stage.pending(given, (own, residual)), between))
                 if n:
                     x = jax.device_put(made[names[n - 1]], stages[n - 1].sharding)
                     back[n - 1].append(x)
@@ -229,11 +230,12 @@ def _sizes(step: Any, calls: Any) -> dict[Any, int]:
     for stage in step.stages:
         n = stage.number
         known = {call.name: call for call in calls.of(stage, played)}
-        back = known.get("backward") or known["backward_weight"]
+        back = known.get("backward") or known["backward_input"]
         kept = size(back.given[3:5])
-        later = size(known["backward_weight"].given[5]) if "backward_weight" in known else 0
-        sizes |= {("F", n): kept, ("B", n): -kept, ("I", n): later, ("W", n): -kept - later}
-        sizes["nothing", n] = size(back.given[-1])
+        pending = size(known["backward_weight"].given[3:6]) if "backward_weight" in known else kept
+        sizes |= {("F", n): kept, ("B", n): -kept, ("I", n): pending - kept, ("W", n): -pending}
+        adds = known.get("backward") or known["backward_weight"]
+        sizes["nothing", n] = size(adds.given[-1])
     return sizes
 
 
