@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,14 +28,17 @@ class Call:
 
 
 class Calls:
-    """The calls of all stages in a step, from states and a cut batch: what one stage gives is
-    followed to the next."""
+    """The calls of the stages here in a step, from states and a cut batch: what one stage gives is
+    followed to the next; what comes of other processes is as ``model.py`` has it."""
 
-    def __init__(self, step: Pipeline, own: Sequence[State], batch: Any) -> None:
+    def __init__(self, step: Pipeline, own: Mapping[int, State], batch: Any) -> None:
         self.step, self.own, self.batch = step, own, batch
         self.values: dict[str, Any] = {}
         self.kept: dict[int, Any] = {}
         for stage in step.stages:
+            if not stage.is_here:
+                self.values |= stage.promised()
+                continue
             values, losses, kept = jax.eval_shape(stage.forward, *self._given(stage))
             self.values |= values
             self.kept[stage.number] = losses, kept

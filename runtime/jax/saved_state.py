@@ -33,19 +33,32 @@ class SavedState:
     def shapes(self, state: State, opt: Any) -> dict[str, Any]:
         """What `autopar.runtime.jax.checkpoint.read` is to find: shapes and dtypes by name."""
         arrays: dict[str, Any] = _counters(state)
+        trained = self.step.layout.trained.items()
         for slot in _slots(state):
-            named = jax.eval_shape(self.step.layout.names, state[slot])
+            every = {
+                key: state[slot][key]  # those of stages in other processes are not there
+                if key in state[slot]
+                else jax.ShapeDtypeStruct(leaf.shape, leaf.parameter.dtype)
+                for key, leaf in trained
+            }
+            named = jax.eval_shape(self.step.layout.names, every)
             arrays.update((f"{slot}/{name}", array) for name, array in named.items())
         return arrays | dict(self._own(opt))
 
     def pieces(self, state: State, opt: Any) -> dict[str, list[Piece]]:
         """What this process writes of each."""
-        arrays = {name: pieces_of(array) for name, array in _counters(state).items()}
+        counters = _counters(state) if self.step.writes_counters else {}
+        arrays = {name: pieces_of(array) for name, array in counters.items()}
+        trained, writer = self.step.layout.trained, dict[str, str]()
+        for key, leaf in trained.items():
+            for name in leaf.names:
+                writer.setdefault(name, key)  # of those that several stages hold, the first
         for slot in _slots(state):
-            for key, leaf in self.step.layout.trained.items():
-                whole = pieces_of(state[slot][key])
+            for key, array in state[slot].items():
+                leaf, whole = trained[key], pieces_of(array)
                 for i, name in enumerate(leaf.names):
-                    arrays[f"{slot}/{name}"] = layers_of(whole, i) if leaf.layers else whole
+                    if writer[name] == key:
+                        arrays[f"{slot}/{name}"] = layers_of(whole, i) if leaf.layers else whole
         return arrays | {name: pieces_of(array) for name, array in self._own(opt)}
 
     def restored(self, arrays: Mapping[str, Whole], state: State, opt: Any) -> tuple[State, Any]:

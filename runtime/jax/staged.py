@@ -6,14 +6,12 @@ from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any
 
-import jax
 from jax.sharding import Mesh
 
 from autopar.nouns.workload import Workload
 from autopar.runtime.jax import parallel, parts
 from autopar.runtime.jax.parallel import Array, Arrays, State, placed
 from autopar.runtime.jax.processes import owned
-from autopar.runtime.shared.settings import ProgramError
 
 if TYPE_CHECKING:
     Core = parallel.Pipeline
@@ -36,48 +34,51 @@ class StagedAdditions(Core):
 
     @property
     def mesh(self) -> Mesh:
-        """The devices of the first stage, where counters are."""
-        return self.stages[0].mesh
+        """The devices of the first stage here, where counters are."""
+        return self.here[0].mesh
+
+    @property
+    def writes_counters(self) -> bool:
+        """Whether a checkpoint has the counters from here: each stage has them."""
+        return self.stages[0].is_here
 
     def watched(self, state: State, batch: Any, given: Arrays) -> tuple[State, Array, Arrays]:
         loss, gradients, *_ = self.gradients(state, batch)
-        own = {s.number: s.layout.specs(cut=True) for s in self.stages}
+        own = {s.number: s.layout.specs(cut=True) for s in self.here}
         return self.update(state, self._placed(given, own))[0], loss, gradients
 
     def stored(self, arrays: Mapping[str, Any]) -> dict[str, Array]:
         """Parameters by the keys of `layout` as a state holds them, in memory of their own."""
-        return self._placed(arrays, {s.number: s.state_specs["params"] for s in self.stages})
+        return self._placed(arrays, {s.number: s.state_specs["params"] for s in self.here})
 
     def put_state(self, made: Mapping[str, Any]) -> State:
         """Slots and counters of a state, whole arrays, as it holds them."""
         return {
-            name: self.stages[0].here(held)
+            name: owned(held, placed(self.mesh, self.here[0].state_specs[name]))
             if name in parts.COUNTERS
-            else self._placed(held, {s.number: s.state_specs[name] for s in self.stages})
+            else self._placed(held, {s.number: s.state_specs[name] for s in self.here})
             for name, held in made.items()
         }
 
     def state_of(self, params: Arrays, constants: Arrays = MappingProxyType({})) -> State:
         """The state before the first step, from parameters that lie as it holds them."""
         own = self.apart({"params": params})
-        pairs = zip(self.stages, own, strict=True)
         return self.joined(
-            [parts.state_of(stage, held["params"], constants) for stage, held in pairs]
+            {s.number: parts.state_of(s, own[s.number]["params"], constants) for s in self.here}
         )
 
-    def shapes(self, batch: Mapping[str, Any]) -> tuple[list[State], list[Arrays]]:
+    def shapes(self, batch: Mapping[str, Any]) -> tuple[dict[int, State], dict[int, Arrays]]:
         """What stages hold, and what each takes of a global batch, see `parts.shapes`."""
-        held, cut = zip(*(parts.shapes(stage, batch) for stage in self.stages), strict=True)
-        return [*held], [*cut]
+        each = {stage.number: parts.shapes(stage, batch) for stage in self.here}
+        return {n: held for n, (held, _) in each.items()}, {n: cut for n, (_, cut) in each.items()}
 
     def drawing(self, draw: Callable[[Arrays], Arrays], names: Iterable[str]) -> Any:
         """See `parts.drawing`: each stage draws what it reads."""
         wanted = list(names)
-        each = [parts.drawing(stage, draw, wanted) for stage in self.stages]
+        each = {stage.number: parts.drawing(stage, draw, wanted) for stage in self.here}
 
-        def run(keys: Arrays) -> list[dict[str, Array]]:
-            pairs = zip(each, self.stages, strict=True)
-            return [draws(stage.here(dict(keys))) for draws, stage in pairs]
+        def run(keys: Arrays) -> dict[int, dict[str, Array]]:
+            return {s.number: each[s.number](s.here(dict(keys))) for s in self.here}
 
         return run
 
@@ -85,7 +86,7 @@ class StagedAdditions(Core):
         self, arrays: Mapping[str, Any], specs: Mapping[int, Mapping[str, Any]]
     ) -> dict[str, Array]:
         made: dict[str, Array] = {}
-        for stage in self.stages:
+        for stage in self.here:
             head = f"{stage.number}/"
             own = {key: arrays[head + key] for key in specs[stage.number]}
             there = owned(own, placed(stage.mesh, specs[stage.number]))
@@ -103,10 +104,5 @@ def pipeline_of(
     """``program``: model.py; ``train``: the train.py beside it, which imports the `Pipeline` of the
     parallel.py beside both; ``schedule``: the text of schedule.txt."""
     kind: Any = type("Pipeline", (StagedAdditions, train.Pipeline), {})
-    if jax.process_count() > 1:
-        raise ProgramError(
-            f"the plan has {len(program.STAGES)} stages, all of which one process calls, and this "
-            f"job has {jax.process_count()}: start one that sees all devices, or plan with pp=1"
-        )
     made: Pipeline = kind(program, workload, train, schedule)
     return made

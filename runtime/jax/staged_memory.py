@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
@@ -20,21 +20,21 @@ from autopar.runtime.jax.staged import Pipeline
 _CALLED = {"F": "forward", "B": "backward", "I": "backward_input", "W": "backward_weight"}
 
 
-def peak_bytes(step: Pipeline, own: Sequence[State], batch: Any) -> int:
+def peak_bytes(step: Pipeline, own: Mapping[int, State], batch: Any) -> int:
     """``own``: the state of every stage; ``batch``: what each takes; as arrays or shapes that lie
     somewhere. What was called before is compiled already."""
     return max(peaks(step, own, batch))
 
 
-def peaks(step: Pipeline, own: Sequence[State], batch: Any) -> list[int]:
+def peaks(step: Pipeline, own: Mapping[int, State], batch: Any) -> list[int]:
     """Of a device of each place on ``pp``."""
     calls = Calls(step, own, batch)
     played = Counter((action.stage, action.kind) for action in step.actions)
-    by_name = {s.number: {c.name: c for c in calls.of(s, played)} for s in step.stages}
-    places = sorted({stage.stage.rank for stage in step.stages})
+    by_name = {s.number: {c.name: c for c in calls.of(s, played)} for s in step.here}
+    places = sorted({stage.stage.rank for stage in step.here})
     made = []
     for place in places:
-        here = [stage for stage in step.stages if stage.stage.rank == place]
+        here = [stage for stage in step.here if stage.stage.rank == place]
         base = sum(_on_one(jax.tree.leaves((own[s.number], batch[s.number]))) for s in here)
         gradients, change = 0, dict[tuple[int, str], int]()
         for stage in here:
@@ -49,6 +49,8 @@ def peaks(step: Pipeline, own: Sequence[State], batch: Any) -> list[int]:
                 change |= {(n, "I"): pending - kept, (n, "W"): -pending}
         held, most = 0, 0
         for n, kind, _ in step.actions:
+            if n not in by_name:
+                continue
             name = _CALLED[kind] if _CALLED[kind] in by_name[n] else "backward"
             if (n, kind) not in change or (kind == "W" and name == "backward"):
                 continue

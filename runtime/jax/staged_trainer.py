@@ -70,6 +70,11 @@ class StagedTrainer(Trainer):
     def params(self) -> Tree:
         """The parameters as the tree that the loss takes, copied into the host's memory. It may be
         set, but for what is frozen."""
+        if len(self.compiled.here) < len(self.compiled.stages):
+            raise ProgramError(
+                "params: no process of this job has all parameters of the pipeline; save(folder) "
+                "writes them all, by name"
+            )
         trained = self.user_tree.tree(jax.tree.map(np.array, self.state["params"]))
         if self.frozen is None:
             return trained

@@ -54,6 +54,9 @@ class Additions(Core):
         """Whether the loss is scaled for backward."""
         return "scale" in self.state_specs
 
+    writes_counters = True
+    """Whether a checkpoint has the counters from here."""
+
     def on_devices(self, arrays: Arrays, shardings: Any) -> dict[str, Array]:
         """As the program's own, but that ``arrays`` stay the caller's: steps write over a state."""
         made: dict[str, Array] = owned(arrays, shardings)

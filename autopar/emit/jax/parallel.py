@@ -22,8 +22,8 @@ NAME = "parallel"
 MODULES = (
     "tables", "zigzag", "collectives", "attention_rows", "ring_attention", "ops", "blocks",
     "layout", "units", "gradients", "optimizer", "loss_scale", "outputs", "placing", "part",
-    "step", "pieces", "pull_backs", "halves", "stage_step", "joint", "ties", "actions", "pipeline",
-    "start", "kept",
+    "step", "pieces", "pull_backs", "halves", "joint", "stage_step", "sends", "totals", "ties",
+    "actions", "pipeline", "start", "kept",
 )  # fmt: skip
 """In the order in which they stand in the file."""
 _HOME = Path(__file__).parents[2] / "runtime" / "jax" / "parallel"

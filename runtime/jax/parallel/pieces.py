@@ -36,6 +36,3 @@ def apart(tree: Any) -> Any:
 
 def _own(piece: Any) -> Array:
     return piece.of_each[0] if isinstance(piece, Numbers) else piece
-
-
-__all__ = ["Numbers", "apart", "together"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType, ModuleType
 from typing import Any, NamedTuple
@@ -12,9 +12,11 @@ import jax
 
 from autopar.runtime.jax.parallel.actions import Action, Way, in_order, read_schedule, ways_of
 from autopar.runtime.jax.parallel.layout import Layout
+from autopar.runtime.jax.parallel.sends import Sends
 from autopar.runtime.jax.parallel.stage_step import StageStep, held_of
 from autopar.runtime.jax.parallel.tables import LOSS, Array, Arrays, State
 from autopar.runtime.jax.parallel.ties import Ties
+from autopar.runtime.jax.parallel.totals import Totals, places_of
 
 
 class Sent(NamedTuple):
@@ -36,11 +38,11 @@ class Played(NamedTuple):
 
 @dataclass(frozen=True)
 class _Run:
-    """What is there between the actions of a step: of each stage what it holds and takes, losses
-    and gradients so far; what is on its way; and what is kept of microbatches in flight."""
+    """What is there between the actions of a step: of each stage here what it holds and takes,
+    losses and gradients so far; what is on its way; and what is kept of microbatches in flight."""
 
-    held: Sequence[State]
-    batch: Sequence[Arrays]
+    held: Mapping[int, State]
+    batch: Mapping[int, Arrays]
     losses: dict[int, list[Arrays]] = field(default_factory=lambda: defaultdict(list))
     gradients: dict[int, Arrays] = field(default_factory=dict)
     mail: dict[tuple[Way, bool, int], Array] = field(default_factory=dict)
@@ -50,29 +52,32 @@ class _Run:
 class Pipeline:
     """The step of ``model.py`` and ``train.py``, as `Step` is of a model that is one stage.
 
-    One process calls the jitted functions of all stages in an order that follows ``schedule.txt``
-    on each place of ``pp``; devices run them as soon as what they read is there. A state has the
-    arrays of all stages, by the number of the stage and their key there. ``log``: of the last step.
+    Every process calls the jitted functions of the stages that it has devices of, in one order for
+    all, which follows ``schedule.txt`` on each place of ``pp``; devices run them as soon as what
+    they read is there. A state has the arrays of these stages, by the number of the stage and their
+    key there. ``log``: of the last step.
     """
 
     def __init__(
         self, program: ModuleType, workload: Any, train: ModuleType, schedule: str
     ) -> None:
         """``program``: model.py; ``train``: train.py; ``schedule``: the text of schedule.txt."""
-        if jax.process_count() > 1:
-            raise SystemExit(
-                f"one process calls all stages of a pipeline, and this job has "
-                f"{jax.process_count()}: start one that sees all devices, or plan with pp=1"
-            )
         self.program, self.workload = program, workload
         self.train: Any = train
         self.stages = [
             StageStep(n, stage, program, workload, train) for n, stage in enumerate(program.STAGES)
         ]
+        self.here = [stage for stage in self.stages if stage.is_here]
+        if not self.here:
+            raise SystemExit(
+                f"none of the {self.stages[0].mesh.size * len(places_of(self.stages))} devices of "
+                f"this plan are those of process {jax.process_index()}: plan for all of them"
+            )
         self.layout = Layout.of_stages(program, [stage.layout for stage in self.stages])
         self.ways = ways_of(program.STAGES, program.VALUES)
         self.actions = in_order(read_schedule(schedule), self.ways)
-        self.ties = Ties(self.stages)
+        self.ties, self.sends = Ties(self.stages), Sends(self.stages)
+        self.totals = Totals(self.here, places_of(self.stages))
         self.log: list[Played] = []
         self._into: dict[int, list[Way]] = {n: [] for n in range(len(self.stages))}
         self._from: dict[int, list[Way]] = {n: [] for n in range(len(self.stages))}
@@ -88,12 +93,14 @@ class Pipeline:
         constants: Arrays = MappingProxyType({}),
     ) -> State:
         """As `Part.initial`, of all stages."""
-        return self.joined([stage.initial(parameters, constants) for stage in self.stages])
+        return self.joined(
+            {stage.number: stage.initial(parameters, constants) for stage in self.here}
+        )
 
-    def joined(self, own: Sequence[State]) -> State:
-        """One state of those of all stages; its counters are those of the first."""
+    def joined(self, own: Mapping[int, State]) -> State:
+        """One state of those of the stages here; its counters are those of the first."""
         made: State = {}
-        for n, state in enumerate(own):
+        for n, state in own.items():
             for slot, held in state.items():
                 if slot in ("step", "scale"):
                     made.setdefault(slot, held)
@@ -102,24 +109,25 @@ class Pipeline:
                     into.update((f"{n}/{key}", array) for key, array in held.items())
         return made
 
-    def apart(self, state: State) -> list[State]:
-        """The inverse: the counters are sent to all stages."""
-        own: list[State] = []
-        for stage in self.stages:
+    def apart(self, state: State) -> dict[int, State]:
+        """The inverse, by the number of the stage: the counters are sent to all."""
+        own: dict[int, State] = {}
+        for stage in self.here:
             made: State = {}
             for slot, held in state.items():
                 if slot in ("step", "scale"):
-                    made[slot] = stage.here(held) if stage.number else held
+                    made[slot] = held if stage is self.here[0] else stage.here(held)
                 else:
                     made[slot] = _own_part(held, stage.number)
-            own.append(made)
+            own[stage.number] = made
         return own
 
-    def cut(self, batch: Mapping[str, Any], drawn: Sequence[Arrays] = ()) -> list[Arrays]:
-        """A global batch with its microbatches apart, for each stage what it takes of it; what is
-        ``drawn`` for each is so already."""
-        every = drawn or [{} for _ in self.stages]
-        return [stage.cut(batch, own) for stage, own in zip(self.stages, every, strict=True)]
+    def cut(
+        self, batch: Mapping[str, Any], drawn: Mapping[int, Arrays] = MappingProxyType({})
+    ) -> dict[int, Arrays]:
+        """A global batch with its microbatches apart, for each stage here what it takes of it; what
+        is ``drawn`` for each is so already."""
+        return {s.number: s.cut(batch, drawn.get(s.number, {})) for s in self.here}
 
     # -- a step ----------------------------------------------------------------------------------
 
@@ -134,58 +142,61 @@ class Pipeline:
         """Loss and gradients of a global batch."""
         losses, gradients = self._play(self.apart(held_of(state)), batch)
         made: dict[str, Array] = {}
-        total: list[Array] = []
-        for stage in self.stages:
+        shares: dict[int, Array] = {}
+        for stage in self.here:
             n = stage.number
-            shares = [one[LOSS] for one in losses[n]]
-            loss, reduced = stage.summed(shares, gradients.pop(n))
-            total += [self.stages[0].here(loss)] * bool(shares)
+            own = [one[LOSS] for one in losses[n]]
+            shares[n], reduced = stage.summed(own, gradients.pop(n))
             made |= {f"{n}/{key}": array for key, array in reduced.items()}
-        return sum(total[1:], total[0]), self.ties.summed(made)
+        return self._loss(shares), self.ties.summed(made)
 
     def update(self, state: State, gradients: Arrays) -> tuple[State, Array]:
         """The next state, and the norm of the gradient."""
-        own = [_own_part(gradients, stage.number) for stage in self.stages]
-        totals = self._totals(own)
+        own = {stage.number: _own_part(gradients, stage.number) for stage in self.here}
+        known: dict[int, list[Any]] = {n: [] for n in own}
+        if hasattr(self.train, "totals"):
+            each = {stage.number: stage.totals(own[stage.number]) for stage in self.here}
+            known = {n: [made] for n, made in self.totals.of_tuples(each).items()}
         states = self.apart(state)
-        made = [stage.updated(states[n], own[n], *totals[n]) for n, stage in enumerate(self.stages)]
-        return self.joined([one for one, _ in made]), made[0][1]
+        made = {
+            s.number: s.updated(states[s.number], own[s.number], *known[s.number])
+            for s in self.here
+        }
+        norm = made[self.here[0].number][1]
+        return self.joined({n: one for n, (one, _) in made.items()}), norm
 
     def evaluate(self, state: State, batch: Any) -> Array:
         """The loss of a global batch; nothing changes."""
         losses, _ = self._play(self.apart(held_of(state)), batch, backward=False)
-        total = [
-            self.stages[0].here(stage.loss_of([one[LOSS] for one in losses[stage.number]]))
-            for stage in self.stages
-            if losses[stage.number]
-        ]
-        return sum(total[1:], total[0])
+        own = {stage.number: [one[LOSS] for one in losses[stage.number]] for stage in self.here}
+        return self._loss({stage.number: stage.loss_of(own[stage.number]) for stage in self.here})
 
-    def _totals(self, own: Sequence[Arrays]) -> list[list[Any]]:
-        """For every stage what `update` is given beside its gradients: sums over all stages."""
-        if not hasattr(self.train, "totals"):
-            return [[] for _ in self.stages]
-        first, *others = [stage.totals(own[stage.number]) for stage in self.stages]
-        for other in others:
-            first = jax.tree.map(lambda a, b: a + b, first, self.stages[0].here(other))
-        return [[first if not stage.number else stage.here(first)] for stage in self.stages]
+    def _loss(self, shares: Mapping[int, Array]) -> Array:
+        """The sum over all stages; those that give none have zeros of any dtype."""
+        if jax.process_count() == 1:
+            shares = {n: x for n, x in shares.items() if LOSS in self.stages[n].stage.gives}
+        return self.totals.of(shares)[0]
 
     def _play(
-        self, held: Sequence[State], batch: Sequence[Arrays], backward: bool = True
-    ) -> tuple[list[list[Arrays]], dict[int, Arrays]]:
+        self, held: Mapping[int, State], batch: Mapping[int, Arrays], backward: bool = True
+    ) -> tuple[Mapping[int, list[Arrays]], dict[int, Arrays]]:
         self.log = []
         run = _Run(held, batch)
         if backward:
-            run.gradients.update({s.number: s.nothing(held[s.number]) for s in self.stages})
+            run.gradients.update({s.number: s.nothing(held[s.number]) for s in self.here})
         for action in self.actions:
-            if action.kind == "F":
-                made = self._forward(action, run, backward)
-            elif backward:
-                made = self._backward(action, run)
-            else:
+            made: Arrays | None = None
+            if action.kind != "F" and not backward:
                 continue
-            self.log.append(self._hand_on(action, made, run.mail))
-        return [run.losses[stage.number] for stage in self.stages], run.gradients
+            if self.stages[action.stage].is_here:
+                forward = action.kind == "F"
+                made = (
+                    self._forward(action, run, backward) if forward else self._backward(action, run)
+                )
+            sent = self._hand_on(action, made, run.mail)
+            if made is not None:
+                self.log.append(Played(action, sent))
+        return run.losses, run.gradients
 
     def _forward(self, action: Action, run: _Run, backward: bool) -> Arrays:
         n, _, i = action
@@ -222,21 +233,25 @@ class Pipeline:
             made, run.gradients[n] = stage.backward(*given, *kept, coming, run.gradients[n])
         return made
 
-    def _hand_on(self, action: Action, made: Arrays, mail: dict[Any, Array]) -> Played:
-        sent = []
+    def _hand_on(self, action: Action, made: Arrays | None, mail: Any) -> tuple[Sent, ...]:
+        """Has what an action made be there where it is read; None: where it was made is not here,
+        and what comes of it may be."""
         back = action.kind != "F"
-        ways = [] if action.kind == "W" else (self._into if back else self._from)[action.stage]
-        for way in ways:
+        sent: list[Sent] = []
+        if action.kind == "W":
+            return ()
+        for way in (self._into if back else self._from)[action.stage]:
             if back and not way.gradient:
                 continue
             target = self.stages[way.giver if back else way.reader]
-            array = made[way.value]
-            if target.stage.rank != self.stages[action.stage].stage.rank:
-                array = jax.device_put(array, target.sharding)
-                size = sum(x.nbytes for x in jax.tree.leaves(array)) // target.mesh.size
+            given = None if made is None else made[way.value]
+            pieces = self.sends.sent(way.value, action.stage, target.number, given)
+            if given is not None and target.stage.rank != self.stages[action.stage].stage.rank:
+                size = sum(x.nbytes for x in jax.tree.leaves(given)) // target.mesh.size
                 sent.append(Sent(way.value, back, target.stage.rank, size))
-            mail[way, back, action.microbatch] = array
-        return Played(action, tuple(sent))
+            if target.is_here:
+                mail[way, back, action.microbatch] = pieces
+        return tuple(sent)
 
 
 def _own_part(held: Arrays, stage: int) -> dict[str, Array]:

@@ -17,9 +17,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from autopar.runtime.jax.parallel.gradients import own_pieces
 from autopar.runtime.jax.parallel.halves import Halves, Later, halves
+from autopar.runtime.jax.parallel.joint import copied_to, in_process
 from autopar.runtime.jax.parallel.layout import Layout, paths_of
 from autopar.runtime.jax.parallel.part import Part
-from autopar.runtime.jax.parallel.pieces import apart, together
+from autopar.runtime.jax.parallel.pieces import Numbers, apart, together
 from autopar.runtime.jax.parallel.pull_backs import PullBack
 from autopar.runtime.jax.parallel.tables import LOSS, PIPELINE, Array, Arrays, Stage, State, Value
 
@@ -41,8 +42,10 @@ class StageStep(Part):
     ``backward_input`` and ``backward_weight`` are that in two parts, of a stage that ``splits`` it.
     ``summed(losses, gradients)`` ends backward; ``updated`` the step.
 
-    splits: whether I leaves the gradients of parameters to W. Where layers run again, or parameters
-            are gathered for each pass, I does all of backward: in two parts it would do that twice.
+    is_here: whether this process has any of the stage's devices, and so calls it.
+    splits:  whether I leaves the gradients of parameters to W. Where layers run again, or
+             parameters are gathered for each pass, I does all of backward: in two parts it would do
+             that twice.
     """
 
     def __init__(
@@ -51,6 +54,7 @@ class StageStep(Part):
         super().__init__(program, workload, train, Layout.of_stage(program, stage))
         self.number, self.stage = number, stage
         self.mesh = part_of(self.mesh, stage.rank)
+        self.is_here = in_process(self.mesh)
         self.batch_specs = {n: s for n, s in program.BATCH.items() if n in stage.takes}
         self.values: Mapping[str, Value] = program.VALUES
         self.taken = tuple(name for name in stage.takes if name in self.values)
@@ -95,7 +99,18 @@ class StageStep(Part):
 
     def here(self, tree: Any) -> Any:
         """What is whole on every device of another stage, on those of this one."""
-        return jax.device_put(tree, NamedSharding(self.mesh, PartitionSpec()), may_alias=False)
+        return copied_to(self.mesh, tree)
+
+    def promised(self) -> dict[str, Any]:
+        """The pieces that it gives to others, as model.py has them: as shapes."""
+        made: dict[str, Any] = {}
+        for name in (name for name in self.stage.gives if name in self.values):
+            value = self.values[name]
+            rows, *rest = value.shape or (1,)
+            shape = rows * self.mesh.size, *rest
+            pieces = jax.ShapeDtypeStruct(shape, value.dtype, sharding=self.sharding)
+            made[name] = pieces if value.shape else Numbers(pieces)
+        return made
 
     # -- on the pieces of one device -------------------------------------------------------------
 

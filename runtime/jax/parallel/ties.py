@@ -43,7 +43,7 @@ class Ties:
         self._joints: dict[tuple[int, ...], Joint] = {}
 
     def summed(self, gradients: Arrays) -> dict[str, Array]:
-        """``gradients`` of all stages, by the number of the stage and the key there, with those of
+        """``gradients`` of the stages here, by the number of the stage and the key there, those of
         ties summed over their holders: an all-reduce over ``pp`` where these are on several places
         of it."""
         made = dict(gradients)
@@ -52,17 +52,18 @@ class Ties:
             by_rank: dict[int, list[Holding]] = {}
             for place in places:
                 by_rank.setdefault(self.stages[place.stage].stage.rank, []).append(place)
-            sums = []
-            for own in by_rank.values():
-                first, *others = [_gradient_at(made, place) for place in own]
-                sums.append(sum(others, first))
-            if len(sums) > 1:
-                size = sums[0].addressable_shards[0].data.nbytes
+            sums = {}
+            for number, held in enumerate(by_rank.values()):
+                if self.stages[held[0].stage].is_here:
+                    first, *others = [_gradient_at(made, place) for place in held]
+                    sums[number] = sum(others, first)
+            if len(by_rank) > 1 and sums:
+                size = next(iter(sums.values())).addressable_shards[0].data.nbytes
                 self.over.append((name, tuple(by_rank), size))
-                sums = self._joint(tuple(by_rank)).summed(sums)
-            for own, total in zip(by_rank.values(), sums, strict=True):
-                for place in own:
-                    _put_at(made, place, total)
+                _, sums = self._joint(tuple(by_rank)).summed(sums)
+            for number, held in enumerate(by_rank.values()):
+                for place in held if number in sums else ():
+                    _put_at(made, place, sums[number])
         return made
 
     def _joint(self, ranks: tuple[int, ...]) -> Joint:
