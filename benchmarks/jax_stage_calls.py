@@ -100,8 +100,8 @@ def by_hand(step: Any) -> Callable[[Any, Any], Any]:
                     made, between = stage.backward_input(
                         held[n], batch[n], i, own, residual, coming
                     )
-                    given = held[n], batch[n], i
-                    later[n].append((*stage.pending(given, (own, residual)), between))
+                    left = stage.pending((held[n], batch[n], i), (own, residual))
+                    later[n].append((*left, between))
                 if n:
                     x = jax.device_put(made[names[n - 1]], stages[n - 1].sharding)
                     back[n - 1].append(x)
