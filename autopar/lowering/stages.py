@@ -10,7 +10,7 @@ of a model that is trained on words, is state of the model all the same: the fir
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from autopar.lowering.lowered import Lowered, LoweredOp, LoweredTensor, Operand
@@ -55,9 +55,9 @@ def stage_parts(lowered: Lowered, stages: Sequence[Stage]) -> tuple[StagePart, .
     parts = []
     idle = _unread(lowered)
     for i, ops in enumerate(own):
-        wanted = {name for later in takes[i + 1 :] for name in later} | final
-        gives = _in_order(lowered, {n for op in runs[i] for n in op.op.outputs} & wanted)
-        held = _part(lowered, ops, takes[i], gives, frozenset() if i else idle)
+        sent = {name for later in takes[i + 1 :] for name in later}
+        gives = _in_order(lowered, {n for op in runs[i] for n in op.op.outputs} & (sent | final))
+        held = _part(lowered, ops, takes[i], gives, sent, frozenset() if i else idle)
         parts.append(StagePart(held, takes[i], gives))
     return tuple(parts)
 
@@ -158,9 +158,11 @@ def _part(
     ops: Sequence[LoweredOp],
     takes: Sequence[str],
     gives: Sequence[str],
+    sent: Collection[str],
     idle: frozenset[str],
 ) -> Lowered:
-    """``lowered`` with these ops alone; ``idle``: what it holds and no op reads."""
+    """``lowered`` with these ops alone; ``sent``: what later stages take; ``idle``: what it holds
+    and no op reads."""
     graph = lowered.graph
     read, made = _read(ops), _made(ops)
     inputs = tuple(n for n in graph.inputs if n in read) + tuple(takes)
@@ -175,6 +177,11 @@ def _part(
     for name in gives:
         final = next((o for o in lowered.outputs if o.name == name), None)
         value = lowered.tensors[name]
+        if final is not None and name in sent and final.wanted != value.shared:
+            raise CutError(
+                f"the model returns {name!r} as {final.wanted}, and a later stage reads it as "
+                f"{value.shared}: a stage gives it once; cut elsewhere, or leave pp out"
+            )
         outputs.append(final or Operand(name, value.shared, (), value.tensor.differentiable))
     blocks: dict[str, Block] = {}
     for name, block in graph.blocks.items():

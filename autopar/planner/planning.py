@@ -25,7 +25,6 @@ from autopar.planner.advice.fewer import Fewer, fewer
 from autopar.planner.advice.remedies import search_or_advise
 from autopar.planner.ask.checks import (
     check_pins,
-    check_stages,
     check_style,
     check_ways,
     unsharded,
@@ -183,7 +182,6 @@ def plan_captured(
     flow, obstacle = flow_or_obstacle(graph, batch_dims)
     mixed = mixed_unit(captured, workload)
     pins = unsharded(pins, mixed) if mixed else pins
-    check_stages(graph, pins, workload.framework)
     check_ways(graph, pins, obstacle, captured.samples, workload.framework)
     cuts_of = partial(_cuts, batch_dims=batch_dims, pins=pins, workload=workload, cluster=cluster)
     question = Question(

@@ -121,6 +121,8 @@ def verify_summary(result: VerifyResult) -> list[RenderableType]:
     rows.add_row("loss", f"{exact.loss:.1e}", f"{own.loss:.1e}", "")
     rows.add_row("gradients", f"{exact.gradient:.1e}", f"{own.gradient:.1e}", exact.worst_gradient)
     rows.add_row("weights", f"{exact.weight:.1e}", f"{own.weight:.1e}", exact.worst_weight)
+    if exact.output is not None:
+        rows.add_row("beside the loss", f"{exact.output:.1e}", "", exact.worst_output)
     moved = {True: "those that were priced", False: "NOT those that were priced", None: "not known"}
     parts: list[RenderableType] = [
         Text(f"Two steps on {result.ranks} processes against one device", style="bold"),

@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 
 from autopar.nouns.workload import Workload
 from autopar.runtime.jax import parallel, parts
-from autopar.runtime.jax.parallel import Array, Arrays, State, placed
+from autopar.runtime.jax.parallel import Array, Arrays, OutputKinds, Outputs, State, placed
 from autopar.runtime.jax.processes import owned
 
 if TYPE_CHECKING:
@@ -42,10 +42,18 @@ class StagedAdditions(Core):
         """Whether a checkpoint has the counters from here: each stage has them."""
         return self.stages[0].is_here
 
-    def watched(self, state: State, batch: Any, given: Arrays) -> tuple[State, Array, Arrays]:
-        loss, gradients, *_ = self.gradients(state, batch)
+    def watched(
+        self, state: State, batch: Any, given: Arrays
+    ) -> tuple[State, Array, Arrays, Outputs]:
+        loss, gradients, outputs = self.gradients(state, batch)
         own = {s.number: s.layout.specs(cut=True) for s in self.here}
-        return self.update(state, self._placed(given, own))[0], loss, gradients
+        return self.update(state, self._placed(given, own))[0], loss, gradients, outputs
+
+    @property
+    def outputs(self) -> OutputKinds:
+        """Of what the loss function returns beside the loss."""
+        known = getattr(self.program, "OUTPUTS", {})
+        return OutputKinds(tuple(known.values()), self.layout.data_axes)
 
     def stored(self, arrays: Mapping[str, Any]) -> dict[str, Array]:
         """Parameters by the keys of `layout` as a state holds them, in memory of their own."""

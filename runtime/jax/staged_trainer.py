@@ -10,9 +10,10 @@ import jax
 import numpy as np
 
 from autopar.frontends.jax import paths_of
+from autopar.runtime.jax.aux_tree import tree_of
 from autopar.runtime.jax.frozen import held_by, joined, without
 from autopar.runtime.jax.own_optimizer import OwnOptimizer
-from autopar.runtime.jax.parallel import by_name
+from autopar.runtime.jax.parallel import Outputs, by_name
 from autopar.runtime.jax.staged import Pipeline
 from autopar.runtime.jax.staged_memory import peak_bytes
 from autopar.runtime.jax.trainer import Trainer
@@ -35,8 +36,13 @@ class StagedTrainer(Trainer):
         """See `Trainer.step`."""
         self.save_if_due()
         self._last = self.batches.cut(batch)
-        self.state, loss, self.gradient_norm, *_ = self.compiled.step(self.state, self._last)
-        return loss
+        self.state, loss, self.gradient_norm, outputs = self.compiled.step(self.state, self._last)
+        return self._with_aux(loss, outputs)
+
+    def _with_aux(self, loss: Any, outputs: Outputs) -> Any:
+        if self.aux is None:
+            return loss
+        return loss, tree_of(self.aux, loss, self.compiled.outputs.joined(outputs))
 
     def value_and_grad(self, batch: Mapping[str, Any]) -> tuple[Any, Tree]:
         """Raises `ProgramError`: no device has all gradients of a pipeline."""
@@ -64,7 +70,7 @@ class StagedTrainer(Trainer):
                 f"evaluate: a pipeline takes batches as they were planned, {sizes}; give one of "
                 f"that size, or {_ONE_STAGE}"
             )
-        return self.compiled.evaluate(self.state, cut)
+        return self._with_aux(*self.compiled.evaluate(self.state, cut))
 
     @property
     def params(self) -> Tree:

@@ -40,11 +40,11 @@ class Additions(Core):
         self.held_specs = held(state)
         self.reduced_specs = self.layout.specs(cut=True)
         known, reduced = (self.held_specs, self.batch_specs), self.reduced_specs
-        self.watched = self.jitted(
-            self._watched, (state, self.batch_specs, reduced), (state, plain, reduced)
-        )
         self.outputs = self.outputs or OutputKinds((), ())
         more = self.outputs.specs
+        self.watched = self.jitted(
+            self._watched, (state, self.batch_specs, reduced), (state, plain, reduced, more)
+        )
         self.gradients = self.on_pieces(self._gradients, known, (plain, reduced, more))
         self.evaluate = self.on_pieces(self._evaluate, known, (plain, more))
         self.update = self.on_pieces(self._update, (state, reduced), (state, plain))
@@ -80,9 +80,11 @@ class Additions(Core):
         """What `step` and `watched` take, see `parts.shapes`."""
         return parts.shapes(self, batch)
 
-    def _watched(self, state: State, batch: Arrays, given: Arrays) -> tuple[State, Array, Arrays]:
-        loss, gradients, _ = self._gradients(state, batch)
-        return self.train.update(self, state, given)[0], loss, gradients
+    def _watched(
+        self, state: State, batch: Arrays, given: Arrays
+    ) -> tuple[State, Array, Arrays, Outputs]:
+        loss, gradients, outputs = self._gradients(state, batch)
+        return self.train.update(self, state, given)[0], loss, gradients, outputs
 
     def _gradients(self, state: State, batch: Arrays) -> tuple[Array, Arrays, Outputs]:
         loss, gradients, *outputs = self.train.backward(self, state, batch)

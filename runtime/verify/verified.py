@@ -96,6 +96,9 @@ class Errors:
     A buffer under a millionth of the norm of all weights, such as the running mean behind a bias
     that has no effect, is measured against that norm. In a plan's own precision the root of its
     machine epsilon stands for the millionth.
+
+    ``output``: of what a loss function returns beside the loss, in float64 alone, since the largest
+    of some numbers may be another one where they are rounded; None where it returns nothing.
     """
 
     loss: float
@@ -103,10 +106,12 @@ class Errors:
     weight: float
     worst_gradient: str
     worst_weight: str
+    output: float | None = None
+    worst_output: str = ""
 
     @property
     def largest(self) -> float:
-        return max(self.loss, self.gradient, self.weight)
+        return max(self.loss, self.gradient, self.weight, self.output or 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +197,8 @@ class VerifyResult:
             "max_weight_rel_err": self.exact.weight,
             "worst_grad": self.exact.worst_gradient,
             "worst_weight": self.exact.worst_weight,
+            "max_output_rel_err": self.exact.output,
+            "worst_output": self.exact.worst_output,
             "tolerance": TOLERANCE,
             "collectives_match": self.collectives_match,
             "collective_differences": list(self.collective_differences),

@@ -119,13 +119,13 @@ class Made:
             named |= jax_verify.wide_constants(self.captured)
             if len(self.plan.stages) > 1:
                 pipeline = self.staged()
-                record = jax_verify.run(pipeline, named, given, right)
+                record = jax_verify.run(pipeline, named, given, right, aux=self.captured.aux)
                 moved = jax_verify.issued_collectives(pipeline, given[0], parameters=named)
                 assert not out_of_order(pipeline, schedule_of(self.plan).lists)
                 return jax_verify.errors(record, right), moved
             step = step_alone(self.program("float64"), self.workload)
             function = jax_verify.compiled(step, step.watched, given[0], wide=True)
-            record = jax_verify.run(step, named, given, right, function)
+            record = jax_verify.run(step, named, given, right, function, self.captured.aux)
             moved = counting.collectives(function.as_text(), step.layout.mesh)
         return jax_verify.errors(record, right), moved
 

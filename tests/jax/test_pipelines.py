@@ -6,10 +6,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 from autopar.runtime.verify.collectives import differences
 from autopar.runtime.verify.verified import TOLERANCE
+from tests.jax import models
 from tests.jax.planned import made, made_of
 from tests.jax.test_sequences import experts
 
@@ -51,6 +54,40 @@ def test_stages_equal_the_loss_function_and_move_what_was_priced(name: str) -> N
     assert errors.largest < TOLERANCE, errors
     bare = [replace(row, what="") for row in moved]
     assert not differences(program.priced_in_float64(), bare)
+
+
+def counted() -> models.Model:
+    """A GPT that returns numbers of its first layer, of the last, and of the batch alone."""
+    model = models.gpt_unrolled()
+
+    def loss(params: Any, batch: Any) -> Any:
+        x = params["tokens"]["weight"][batch["tokens"]] + params["positions"]["weight"]
+        beside = {"embedded": (x**2).mean(), "labelled": (batch["labels"] >= 3).sum()}
+        for p in params["blocks"]:
+            x = models.gpt_block(p, x)
+        logits = models.norm(params["norm"], x) @ params["head"]["weight"].T
+        beside |= {"best": jnp.argmax(logits, -1), "largest": logits.max(-1).mean(0)}
+        picked = jnp.take_along_axis(jax.nn.log_softmax(logits), batch["labels"][..., None], -1)
+        return -picked.mean(), beside
+
+    return replace(model, loss=loss)
+
+
+@pytest.mark.parametrize("fix", [
+    {"pp": "2", "tp": "2", "dp_replicate": "2", "schedule": "1f1b", "microbatch": "1"},
+    {"pp": "2", "dp_shard": "4", "zero": "2", "schedule": "chimera", "microbatch": "1"},
+])  # fmt: skip
+def test_what_a_loss_returns_beside_is_that_of_all_stages(fix: dict[str, str]) -> None:
+    program = made_of("staged aux", counted(), fix, has_aux=True)
+    assert program.text.count("OUTPUTS = {") == 1
+    errors, moved = program.exact()
+    assert errors.output is not None
+    assert errors.largest < TOLERANCE, errors
+    bare = [replace(row, what="") for row in moved]
+    assert not differences(program.priced_in_float64(), bare)
+    wrong = program.changed(': "sum",', ": None,")
+    assert wrong.exact()[0].output > 0.1
+    assert wrong.exact()[0].gradient < TOLERANCE
 
 
 def test_experts_beside_stages() -> None:

@@ -78,7 +78,12 @@ def test_what_a_loss_returns_beside_is_priced_and_moves_no_gradient() -> None:
     fix = {"dp_shard": "2", "dp_replicate": "2", "tp": "2", "zero": "2", "microbatch": "1"}
     program = made_of("aux", replace(model, loss=loss), fix, clip_norm=0.5, has_aux=True)
     assert 'OUTPUTS = (0, "sum")' in program.text
-    assert program.exact()[0].largest <= TOLERANCE
+    errors, _ = program.exact()
+    assert errors.output is not None
+    assert errors.largest <= TOLERANCE
+    wrong, _ = program.changed('(0, "sum")', "(0, None)").exact()
+    assert (wrong.gradient, wrong.worst_output) == (errors.gradient, "size")
+    assert wrong.output > 0.1
     step = step_alone(program.program(), program.workload)
     issued = jax_verify.issued_collectives(step, program.workload.batch(0))
     assert differences(program.priced(), issued) == []

@@ -15,7 +15,7 @@ import autopar
 from autopar.nouns.errors import UserError
 from autopar.runtime.shared.planned_batch import OtherBatch
 from autopar.script.planned import PlanFolder
-from tests.jax.test_script import MODEL, batch, largest, start
+from tests.jax.test_script import MODEL, batch, largest, scored, start
 from tests.plans import cluster
 
 FIXES: dict[str, dict[str, Any]] = {
@@ -90,6 +90,17 @@ def test_evaluation_goes_forward_alone(stages: Any) -> None:
     assert largest(stages.params, before) == 0
     with pytest.raises(OtherBatch, match="as they were planned"):
         stages.evaluate(batch(5, 3))
+
+
+def test_what_a_loss_returns_beside_comes_with_a_step(tmp_path: Path) -> None:
+    plan = autopar.plan(
+        scored, batch(), cluster(4), FIXES["stages"], tmp_path, params=start(), has_aux=True
+    )
+    trainer: Any = autopar.load(plan, model=scored, params=start())
+    wanted = scored(start(), batch())
+    for made in (trainer.evaluate(batch()), trainer.step(batch())):
+        assert largest(made, wanted) < 1e-12
+    assert largest(trainer.evaluate(batch(1)), scored(trainer.params, batch(1))) < 1e-12
 
 
 @pytest.mark.parametrize("what", ["value_and_grad", "update", "optimizer"])

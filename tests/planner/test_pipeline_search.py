@@ -13,12 +13,10 @@ import pytest
 
 from autopar.files.cluster_file import load_cluster
 from autopar.nouns.graph import Graph
-from autopar.nouns.layout import LayoutError
 from autopar.nouns.recompute import KEEP_ALL, POLICIES, Recompute
 from autopar.pipeline.actions import ScheduleError
 from autopar.pipeline.schedules.table import schedule
 from autopar.planner.ask.candidates import candidates, layouts
-from autopar.planner.ask.checks import check_stages
 from autopar.planner.ask.question import Question
 from autopar.planner.problem.solving import Solver
 from autopar.planner.search.layouts import AS_FAST, search_plan
@@ -134,15 +132,6 @@ def test_models_without_stages_have_no_pipelines() -> None:
     outcome = search_plan(replace(of, pins=replace(of.pins, pp=1)))
     assert outcome.best.decided.pp == 1
     assert all("pp" not in lost.degrees for lost in outcome.runners_up)
-
-
-def test_stages_of_jax_give_the_loss_alone() -> None:
-    of = replace(small(), framework="jax")
-    assert of.pipeline_ranks == small().pipeline_ranks
-    beside = replace(of.graph, outputs=(*of.graph.outputs, of.graph.inputs[0]))
-    assert replace(of, graph=beside).pipeline_ranks == []
-    with pytest.raises(LayoutError, match="has_aux"):
-        check_stages(beside, replace(of.pins, pp=2), "jax")
 
 
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])

@@ -33,11 +33,18 @@ def batch_table(entries: Sequence[BatchEntry], lowered: Lowered, microbatches: i
 
 def outputs_table(lowered: Lowered) -> list[str]:
     """How data axes and microbatches hold what `loss` returns beside the loss."""
-    others = lowered.outputs[1:]
-    if not others:
+    kinds = output_kinds(lowered)
+    if not kinds:
         return []
-    lines = ["", "# what `loss` returns beside the loss: split along a dim, or shares to add up"]
-    kinds = []
+    rest = "," if len(kinds) == 1 else ""
+    about = "# what `loss` returns beside the loss: split along a dim, or shares to add up"
+    return ["", about, f"OUTPUTS = ({', '.join(kinds.values())}{rest})"]
+
+
+def output_kinds(lowered: Lowered) -> dict[str, str]:
+    """The same by name, as text: a dim, "sum", or None for what every device has whole."""
+    kinds = {}
+    others = lowered.outputs[1:]
     along = [a for a in SEQUENCES if lowered.mesh.size(a) > 1]
     for output in others:
         placements = [output.wanted.on(a) for a in lowered.mesh.axes if a in BATCH_AXES]
@@ -50,9 +57,9 @@ def outputs_table(lowered: Lowered) -> list[str]:
                 dict.fromkeys(along, "1"),
             )
         first = placements[0] if placements else None
-        kinds.append("None" if first is None else str(first.dim) if first.kind == "S" else '"sum"')
-    rest = "," if len(kinds) == 1 else ""
-    return [*lines, f"OUTPUTS = ({', '.join(kinds)}{rest})"]
+        kind = "None" if first is None else str(first.dim) if first.kind == "S" else '"sum"'
+        kinds[output.name] = kind
+    return kinds
 
 
 def in_pieces(lowered: Lowered) -> bool:

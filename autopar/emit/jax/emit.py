@@ -112,7 +112,7 @@ def emit(
         *_stacks(captured),
         "",
         *batch_table(_read(captured), lowered, plan.microbatches),
-        *outputs_table(lowered),
+        *([] if stages else outputs_table(lowered)),
     ]
     parts += ["\n".join(staged)] * bool(staged)
     code = "\n".join(tables) + "\n\n\n" + "\n\n\n".join(parts) + "\n"

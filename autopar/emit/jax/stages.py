@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from autopar.emit.constants import holding, literal
+from autopar.emit.jax.batch import output_kinds
 from autopar.emit.jax.functions import Printing, body
 from autopar.emit.jax.loops import last_alone, last_stack
 from autopar.emit.jax.shapes import shown, signature
@@ -21,15 +22,17 @@ from autopar.pipeline.schedules.of_plan import schedule_of
 
 LOSS = "loss"
 """The name under which the runtime knows the loss of a stage."""
+AGAIN = " again"
+"""Behind names of values and outputs in a second pipeline through the same parts; the runtime knows
+it, too."""
 PARAMETERS = "params"
 
 
 def stage_functions(
     parts: Sequence[StagePart], plan: Plan, whole: Lowered, printing: Printing
 ) -> tuple[list[str], list[str]]:
-    """The functions, one for all stages that run the same; and the lines of ``VALUES`` and
-    ``STAGES``."""
-    assert not whole.outputs[1:], "refused by `planner.ask.checks.check_stages`"
+    """The functions, one for all stages that run the same; and the lines of ``VALUES``, ``STAGES``
+    and ``OUTPUTS``."""
     schedule = schedule_of(plan)
     alike: dict[Body, list[int]] = {}
     for number, part in enumerate(parts):
@@ -41,7 +44,9 @@ def stage_functions(
         name = first_free([_name(stages)], printing.reserved)
         names.update(dict.fromkeys(numbers, name))
         functions.append(made.text(name, stages, schedule))
-    return functions, [*_values(parts, schedule, printing), *_stages(parts, plan, schedule, names)]
+    tables = _values(parts, schedule, printing)
+    tables += _stages(parts, plan, schedule, names, whole.outputs[0].name)
+    return functions, [*tables, *_outputs(whole)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +106,11 @@ def _body(part: StagePart, printing: Printing) -> Body:
 
 def _values(parts: Sequence[StagePart], schedule: Schedule, printing: Printing) -> list[str]:
     lines = Lines(4)
+    taken = {name for part in parts for name in part.takes}
     for n in range(len(schedule.ranks)):
         part = parts[schedule.part[n]]
         lowered = part.lowered
-        for name in (name for name in part.gives if name not in _loss(parts)):
+        for name in (name for name in part.gives if name in taken):
             tensor = lowered.tensors[name].tensor
             shape = printing.sizes.local(lowered, name, lowered.tensors[name].shared)
             more = {
@@ -117,26 +123,34 @@ def _values(parts: Sequence[StagePart], schedule: Schedule, printing: Printing) 
     return [note, "VALUES = {", *lines.lines, "}"]
 
 
-def _loss(parts: Sequence[StagePart]) -> tuple[str, ...]:
-    """The loss, by the name that the graph gives it."""
-    return parts[-1].lowered.graph.outputs[-1:]
+def _outputs(whole: Lowered) -> list[str]:
+    """How data axes and microbatches hold what the loss function returns beside the loss."""
+    kinds = output_kinds(whole)
+    if not kinds:
+        return []
+    about = "# what is returned beside the loss: split along a dim, or shares to add up"
+    rows = [f"    {literal(name)}: {kind}," for name, kind in kinds.items()]
+    return [about, "OUTPUTS = {", *rows, "}"]
 
 
 def _again(stage: int, schedule: Schedule) -> str:
     """Behind names in a second pipeline through the same parts."""
-    return " again" * (stage != schedule.part[stage])
+    return AGAIN * (stage != schedule.part[stage])
 
 
 def _stages(
-    parts: Sequence[StagePart], plan: Plan, schedule: Schedule, names: Mapping[int, str]
+    parts: Sequence[StagePart],
+    plan: Plan,
+    schedule: Schedule,
+    names: Mapping[int, str],
+    loss: str,
 ) -> list[str]:
-    loss = _loss(parts)
     lines = Lines(4)
     for n, rank in enumerate(schedule.ranks):
         number = schedule.part[n]
         part, own, again = parts[number], plan.stages[number], _again(n, schedule)
         takes = tuple(name + again * (name in part.takes) for name in part.lowered.graph.inputs)
-        gives = tuple(LOSS if name in loss else name + again for name in part.gives)
+        gives = tuple(LOSS if name == loss else name + again for name in part.gives)
         held = tuple(_parameters(part.lowered))
         arguments = [names[number], f"rank={rank}"]
         arguments += [f"takes={literal(takes)}", f"gives={literal(gives)}"]

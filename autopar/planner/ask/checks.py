@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from autopar.nouns.axes import PIPELINE, REPLICATE, SHARD
+from autopar.nouns.axes import REPLICATE, SHARD
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.errors import UserError
 from autopar.nouns.graph import Graph
@@ -31,18 +31,6 @@ def check_pins(pins: Pins, workload: Workload, cluster: Cluster) -> None:
     """Raises `UserError` for pins that programs of the framework cannot have."""
     check_offload(pins, workload, cluster)
     check_recompute(pins, workload)
-
-
-def check_stages(graph: Graph, pins: Pins, framework: str) -> None:
-    """Raises `LayoutError` where stages of a pipeline cannot give what the loss function does."""
-    others = graph.outputs[1:]
-    if framework == "jax" and others and (pins.pp or 1) > 1:
-        raise LayoutError(
-            f"--fix pp={pins.pp}: the loss function returns {len(others)} more than the loss "
-            "(has_aux), and stages of a JAX pipeline give the loss alone; leave pp out, or plan a "
-            "loss function without it",
-            {PIPELINE: "1"},
-        )
 
 
 def check_recompute(pins: Pins, workload: Workload) -> None:

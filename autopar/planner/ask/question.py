@@ -97,8 +97,6 @@ class Question:
         """How many beside one may be tried."""
         if self.pins.pp is not None:
             return [self.pins.pp] if self.pins.pp > 1 else []
-        if self.framework == "jax" and len(self.graph.outputs) > 1:
-            return []  # see `check_stages`
         return divisors(self.cluster.device_count)[1:]
 
     @property

@@ -12,6 +12,7 @@ import jax
 
 from autopar.runtime.jax.parallel.actions import Action, Way, in_order, read_schedule, ways_of
 from autopar.runtime.jax.parallel.layout import Layout
+from autopar.runtime.jax.parallel.outputs import Outputs
 from autopar.runtime.jax.parallel.sends import Sends
 from autopar.runtime.jax.parallel.stage_step import StageStep, held_of
 from autopar.runtime.jax.parallel.tables import LOSS, Array, Arrays, State
@@ -39,11 +40,13 @@ class Played(NamedTuple):
 @dataclass(frozen=True)
 class _Run:
     """What is there between the actions of a step: of each stage here what it holds and takes,
-    losses and gradients so far; what is on its way; and what is kept of microbatches in flight."""
+    losses and gradients so far; outputs by name and microbatch; what is on its way; and what is
+    kept of microbatches in flight."""
 
     held: Mapping[int, State]
     batch: Mapping[int, Arrays]
-    losses: dict[int, list[Arrays]] = field(default_factory=lambda: defaultdict(list))
+    losses: dict[int, list[Array]] = field(default_factory=lambda: defaultdict(list))
+    outputs: dict[tuple[str, int], Any] = field(default_factory=dict)
     gradients: dict[int, Arrays] = field(default_factory=dict)
     mail: dict[tuple[Way, bool, int], Array] = field(default_factory=dict)
     kept: dict[tuple[int, int], Any] = field(default_factory=dict)
@@ -78,6 +81,16 @@ class Pipeline:
         self.actions = in_order(read_schedule(schedule), self.ways)
         self.ties, self.sends = Ties(self.stages), Sends(self.stages)
         self.totals = Totals(self.here, places_of(self.stages))
+        self.microbatches = self.layout.settings.microbatches
+        self.makers: dict[str, int] = {}  # of each output the first stage that gives it
+        for stage in self.stages:
+            self.makers = {**dict.fromkeys(stage.outputs.values(), stage.number), **self.makers}
+        if self.makers and jax.process_count() > 1:
+            raise SystemExit(
+                f"the loss function returns {len(self.makers)} more than the loss, which lie on "
+                "the devices of one stage: in a job of several processes return the loss alone, or "
+                "plan with pp=1"
+            )
         self.log: list[Played] = []
         self._into: dict[int, list[Way]] = {n: [] for n in range(len(self.stages))}
         self._from: dict[int, list[Way]] = {n: [] for n in range(len(self.stages))}
@@ -131,24 +144,23 @@ class Pipeline:
 
     # -- a step ----------------------------------------------------------------------------------
 
-    def step(self, state: State, batch: Any) -> tuple[State, Array, Array]:
-        """The next state, the loss and the norm of the gradient. The arrays of ``state`` are gone
-        afterwards."""
-        loss, gradients = self.gradients(state, batch)
+    def step(self, state: State, batch: Any) -> tuple[State, Array, Array, Outputs]:
+        """The next state, the loss, the norm of the gradient, and what else the loss function
+        returns, as `OutputKinds` leaves it. The arrays of ``state`` are gone afterwards."""
+        loss, gradients, outputs = self.gradients(state, batch)
         state, norm = self.update(state, gradients)
-        return state, loss, norm.astype(loss.dtype)
+        return state, loss, norm.astype(loss.dtype), outputs
 
-    def gradients(self, state: State, batch: Any) -> tuple[Array, Arrays]:
-        """Loss and gradients of a global batch."""
-        losses, gradients = self._play(self.apart(held_of(state)), batch)
+    def gradients(self, state: State, batch: Any) -> tuple[Array, Arrays, Outputs]:
+        """Loss and gradients of a global batch, and what is returned beside."""
+        run = self._play(self.apart(held_of(state)), batch)
         made: dict[str, Array] = {}
         shares: dict[int, Array] = {}
         for stage in self.here:
             n = stage.number
-            own = [one[LOSS] for one in losses[n]]
-            shares[n], reduced = stage.summed(own, gradients.pop(n))
+            shares[n], reduced = stage.summed(run.losses[n], run.gradients.pop(n))
             made |= {f"{n}/{key}": array for key, array in reduced.items()}
-        return self._loss(shares), self.ties.summed(made)
+        return self._loss(shares), self.ties.summed(made), self._outputs(run)
 
     def update(self, state: State, gradients: Arrays) -> tuple[State, Array]:
         """The next state, and the norm of the gradient."""
@@ -165,11 +177,21 @@ class Pipeline:
         norm = made[self.here[0].number][1]
         return self.joined({n: one for n, (one, _) in made.items()}), norm
 
-    def evaluate(self, state: State, batch: Any) -> Array:
-        """The loss of a global batch; nothing changes."""
-        losses, _ = self._play(self.apart(held_of(state)), batch, backward=False)
-        own = {stage.number: [one[LOSS] for one in losses[stage.number]] for stage in self.here}
-        return self._loss({stage.number: stage.loss_of(own[stage.number]) for stage in self.here})
+    def evaluate(self, state: State, batch: Any) -> tuple[Array, Outputs]:
+        """The loss of a global batch, and what is returned beside; nothing changes."""
+        run = self._play(self.apart(held_of(state)), batch, backward=False)
+        shares = {stage.number: stage.loss_of(run.losses[stage.number]) for stage in self.here}
+        return self._loss(shares), self._outputs(run)
+
+    def _outputs(self, run: _Run) -> Outputs:
+        """In the order of ``OUTPUTS``, each on the devices of the first stage that gives it."""
+        made: dict[str, Array] = {}
+        for stage in self.here:
+            names = [own for own in stage.outputs.values() if self.makers[own] == stage.number]
+            if names:
+                each = [[run.outputs[n, i] for n in names] for i in range(self.microbatches)]
+                made |= zip(names, stage.stacked(each), strict=True)
+        return tuple(made[name] for name in getattr(self.program, "OUTPUTS", ()))
 
     def _loss(self, shares: Mapping[int, Array]) -> Array:
         """The sum over all stages; those that give none have zeros of any dtype."""
@@ -179,7 +201,7 @@ class Pipeline:
 
     def _play(
         self, held: Mapping[int, State], batch: Mapping[int, Arrays], backward: bool = True
-    ) -> tuple[Mapping[int, list[Arrays]], dict[int, Arrays]]:
+    ) -> _Run:
         self.log = []
         run = _Run(held, batch)
         if backward:
@@ -196,7 +218,7 @@ class Pipeline:
             sent = self._hand_on(action, made, run.mail)
             if made is not None:
                 self.log.append(Played(action, sent))
-        return run.losses, run.gradients
+        return run
 
     def _forward(self, action: Action, run: _Run, backward: bool) -> Arrays:
         n, _, i = action
@@ -208,8 +230,10 @@ class Pipeline:
             run.kept[n, i] = {name: values[name] for name in stage.needed}, residual
         else:
             made, lost = stage.evaluated(run.held[n], run.batch[n], i, values)
-        if lost:
-            run.losses[n].append(lost)
+        if LOSS in lost:
+            run.losses[n].append(lost[LOSS])
+        for name, own in stage.outputs.items():
+            run.outputs[own, i] = self.sends.sent(name, n, self.makers[own], lost[name])
         return made
 
     def _backward(self, action: Action, run: _Run) -> Arrays:

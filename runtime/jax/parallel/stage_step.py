@@ -19,10 +19,20 @@ from autopar.runtime.jax.parallel.gradients import own_pieces
 from autopar.runtime.jax.parallel.halves import Halves, Later, halves
 from autopar.runtime.jax.parallel.joint import copied_to, in_process
 from autopar.runtime.jax.parallel.layout import Layout, paths_of
+from autopar.runtime.jax.parallel.outputs import OutputKinds, Outputs
 from autopar.runtime.jax.parallel.part import Part
 from autopar.runtime.jax.parallel.pieces import Numbers, apart, together
 from autopar.runtime.jax.parallel.pull_backs import PullBack
-from autopar.runtime.jax.parallel.tables import LOSS, PIPELINE, Array, Arrays, Stage, State, Value
+from autopar.runtime.jax.parallel.tables import (
+    AGAIN,
+    LOSS,
+    PIPELINE,
+    Array,
+    Arrays,
+    Stage,
+    State,
+    Value,
+)
 
 Reads = dict[str, dict[str, Array]]
 """What a pass through a stage reads: ``root`` and ``frozen``, parameters in no block as they are
@@ -35,12 +45,13 @@ class StageStep(Part):
     by key, layers (-1: what is in none) that an earlier stage holds too, see `Ties`.
 
     ``forward(held, batch, i, values)`` takes microbatch i. It gives a dict of values, another of
-    the loss where it is made here, and a list of what is kept for backward.
+    the loss and ``outputs`` where they are made here, and a list of what is kept for backward.
     ``backward(held, batch, i, values, kept, coming, so_far)`` gives the gradients of the values
     that it took, of which it reads those ``needed``, and ``so_far`` with those of parameters.
     ``coming``: for each value that was given, its gradients from all readers.
     ``backward_input`` and ``backward_weight`` are that in two parts, of a stage that ``splits`` it.
-    ``summed(losses, gradients)`` ends backward; ``updated`` the step.
+    ``summed(losses, gradients)`` ends backward; ``updated`` the step. ``stacked(outputs)``: of all
+    microbatches together, for each its ``outputs``; their ``kinds`` say how that lies.
 
     is_here: whether this process has any of the stage's devices, and so calls it.
     splits:  whether I leaves the gradients of parameters to W. Where layers run again, or
@@ -65,6 +76,10 @@ class StageStep(Part):
         self.pull: PullBack | None = None
         self.needed: tuple[str, ...] = ()
         self.loss_dtype: Any = None
+        known = getattr(program, "OUTPUTS", {})
+        bare = {name: name.removesuffix(AGAIN) for name in stage.gives}
+        self.outputs = {name: own for name, own in bare.items() if own in known}
+        self.kinds = OutputKinds([known[n] for n in self.outputs.values()], self.layout.data_axes)
         self.parts: Halves | None = None
         self.again: dict[str, list[int]] = {}
         self._compile(pieces, PartitionSpec())
@@ -86,6 +101,7 @@ class StageStep(Part):
             )
         self.evaluated = self.jitted(self._evaluated, given, (pieces, pieces))
         self.loss_of = self.jitted(self._loss_of, (pieces,), plain)
+        self.stacked = self.jitted(self._stacked, (pieces,), self.kinds.specs)
         self.nothing = self.jitted(self._nothing, (held,), pieces)
         self.summed = self.jitted(self._summed, (pieces, pieces), (plain, reduced))
         adds = hasattr(self.train, "totals")
@@ -247,6 +263,10 @@ class StageStep(Part):
         loss, axes = _loss_of_all(losses), self.layout.data_axes
         return lax.psum(loss, axes) if axes else loss
 
+    def _stacked(self, outputs: Sequence[Sequence[Array]]) -> Outputs:
+        every = zip(*apart(outputs), strict=True)
+        return self.kinds.reduced([jnp.stack(of_each) for of_each in every])
+
     def _totals(self, gradients: Arrays) -> Any:
         return self.train.totals(self, gradients)
 
@@ -300,17 +320,18 @@ class StageStep(Part):
         given = dict(zip(self.stage.gives, made, strict=True))
         if LOSS in given:
             self.loss_dtype = given[LOSS].dtype
-        passes = {n for n in given if n == LOSS or self.values[n].gradient}
+        of_values = {n for n in given if n in self.values and self.values[n].gradient}
+        passes = of_values | ({LOSS} & given.keys())
         return (
             {n: x for n, x in given.items() if n in passes},
             {n: x for n, x in given.items() if n not in passes},
         )
 
     def _apart(self, made: Arrays) -> tuple[dict[str, Array], dict[str, Array]]:
-        """Values, and the loss."""
+        """Values, and what is of the step as a whole: the loss and outputs."""
         return (
-            {n: x for n, x in made.items() if n != LOSS},
-            {n: x for n, x in made.items() if n == LOSS},
+            {n: x for n, x in made.items() if n in self.values},
+            {n: x for n, x in made.items() if n == LOSS or n in self.outputs},
         )
 
 

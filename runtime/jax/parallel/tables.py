@@ -105,7 +105,7 @@ class Stage:
     ``function``:   of its parameters and of what it takes; gives one array, or a tuple.
     ``rank``:       the place on ``pp``.
     ``takes``:      entries of the batch, and values of earlier stages.
-    ``gives``:      values, and ``loss``: its share of the loss of a microbatch.
+    ``gives``:      values, ``loss``, its share of that of a microbatch, and names of ``OUTPUTS``.
     ``parameters``: names of those in no block. ``layers``: of each block, the module paths.
     ``recompute``:  where it is not that of ``SETTINGS``.
     """
@@ -121,3 +121,5 @@ class Stage:
 
 LOSS = "loss"
 """The name under which a stage gives its share of the loss."""
+AGAIN = " again"
+"""Behind the names of what a second pipeline through the same parts gives."""

@@ -54,7 +54,8 @@ class NotLifted(UserError):
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """``function(params, batch)`` for float64 arguments gives the loss and its gradient tree.
+    """``function(params, batch)`` for float64 arguments gives the loss with what is returned beside
+    it, a tuple of nothing where it returns that alone; and the gradient tree.
 
     unchecked: what comparing with it cannot see, one sentence each.
     """
@@ -63,11 +64,14 @@ class Reference:
     unchecked: tuple[str, ...] = ()
 
 
-def reference_of(loss: Callable[..., Any], params: Any, batch: Mapping[str, Any]) -> Reference:
+def reference_of(
+    loss: Callable[..., Any], params: Any, batch: Mapping[str, Any], has_aux: bool = False
+) -> Reference:
     """The reference for ``loss(params, batch)``, whose arguments are given in their own dtypes;
     only shapes and dtypes are looked at. To be called, and its function too, with 64-bit types
     enabled."""
-    both = jax.value_and_grad(loss)
+    given = loss if has_aux else lambda params, batch: (loss(params, batch), ())
+    both = jax.value_and_grad(given, has_aux=True)
     with jax.enable_x64(False):
         declared, made = jax.make_jaxpr(both, return_shape=True)(*_shapes((params, batch)))
     structure = jax.tree.structure(made)
@@ -91,8 +95,8 @@ def reference_of(loss: Callable[..., Any], params: Any, batch: Mapping[str, Any]
         ]
         lift = _Lift(instead)
         results = lift.run(closed.jaxpr, closed.consts, leaves)
-        loss, gradients = jax.tree.unflatten(structure, results)
-        return loss, gradients
+        made, gradients = jax.tree.unflatten(structure, results)
+        return made, gradients
 
     return Reference(function, tuple(unchecked))
 

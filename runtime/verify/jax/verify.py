@@ -23,9 +23,11 @@ from autopar.files import plan_folder
 from autopar.frontends.jax import Captured, paths_of
 from autopar.frontends.jax.capture import capture_workload
 from autopar.frontends.jax.draws import Draws
+from autopar.frontends.shared.captured import Aux
 from autopar.lowering.collectives import Row
 from autopar.nouns.workload import Workload
 from autopar.pipeline.schedules.of_plan import schedule_of
+from autopar.runtime.jax.aux_tree import tree_of
 from autopar.runtime.jax.load import FROM_INIT, check_arrays, check_model_of
 from autopar.runtime.jax.parallel import by_name
 from autopar.runtime.jax.programs import read_step
@@ -41,6 +43,7 @@ from autopar.runtime.verify.jax.locate import locate
 from autopar.runtime.verify.jax.merged import twins, without_merged
 from autopar.runtime.verify.jax.reference import reference_of
 from autopar.runtime.verify.verified import (
+    MARGIN,
     NEGLIGIBLE,
     SMALLEST,
     TOLERANCE,
@@ -61,7 +64,8 @@ Named = dict[str, np.ndarray]
 
 @dataclass(slots=True)
 class Record:
-    """What a run gave: loss and gradients of each step, weights after the last.
+    """What a run gave: loss and gradients of each step, and what the loss function returns beside
+    the loss, by its path there; weights after the last.
 
     moved, noise: of the reference, norms by name as in `verify.pytorch.reference.Reference`.
     unchecked:    what comparing with it cannot see.
@@ -69,9 +73,11 @@ class Record:
 
     losses: list[float] = field(default_factory=list)
     gradients: list[Named] = field(default_factory=list)
+    outputs: list[Named] = field(default_factory=list)
     weights: Named = field(default_factory=dict)
     moved: dict[str, float] = field(default_factory=dict)
     noise: list[dict[str, float]] = field(default_factory=list)
+    output_noise: list[dict[str, float]] = field(default_factory=list)
     unchecked: tuple[str, ...] = ()
 
 
@@ -101,10 +107,10 @@ def verify(folder: str | Path) -> dict[str, Any]:
     try:
         with jax.enable_x64(True):
             lifted = read_step(folder, workload, lift="float64")
-            exact = run(lifted, named, wide_batches, right)
+            exact = run(lifted, named, wide_batches, right, aux=captured.aux)
         program = read_step(folder, workload)
         own_parameters = by_name(paths_of(tree), captured.stacks) | dict(captured.constants)
-        own = run(program, own_parameters, batches, right)
+        own = run(program, own_parameters, batches, right, aux=captured.aux)
         issued = issued_collectives(program, batches[0], parameters=own_parameters)
     except Exception as error:  # of an edited program, maybe
         raise_edited(error, known_edits(folder, plan, lambda: captured))
@@ -177,9 +183,10 @@ def run(
     batches: list[dict[str, Any]],
     right: Record,
     function: Callable[..., Any] | None = None,
+    aux: Aux | None = None,
 ) -> Record:
     """Steps of a program on the gradients that are ``right``, from parameters by full name;
-    ``function`` is ``step.watched``."""
+    ``function`` is ``step.watched``; ``aux``: what the loss function returns beside the loss."""
     record = Record()
     layout = step.layout
     state = step.initial(lambda own: own.gather_names(parameters), parameters)
@@ -188,8 +195,12 @@ def run(
     for batch, given in zip(batches, right.gradients, strict=True):
         arrays = layout.gather_names(given)
         arrays = {key: a.astype(state["params"][key].dtype) for key, a in arrays.items()}
-        state, loss, gradients = (function or step.watched)(state, step.cut(batch), arrays)
+        watched = function or step.watched
+        state, loss, gradients, outputs = watched(state, step.cut(batch), arrays)
         record.losses.append(float(loss))
+        if aux is not None:
+            beside = tree_of(aux, loss, step.outputs.joined(outputs))
+            record.outputs.append(_numpy(dict(paths_of(beside))))
         record.gradients.append(layout.names(_numpy(gradients)))
     record.weights = layout.names(_numpy(state["params"]))
     return record
@@ -203,7 +214,8 @@ def reference(
 ) -> Record:
     """Steps of the user's own function on one device, in float64; ``params`` and ``batches`` in the
     dtypes that the user gives them, 64-bit types enabled."""
-    given = reference_of(workload.scalar_loss, params, batches[0])
+    assert workload.loss is not None
+    given = reference_of(workload.loss, params, batches[0], workload.has_aux)
     function = jax.jit(given.function)
     record = Record(unchecked=given.unchecked)
     params = jax.tree.map(lambda a: _float64(np.asarray(a)), params)
@@ -213,11 +225,15 @@ def reference(
     structure = jax.tree.structure(params)
     paths = [path for path, _ in paths_of(params)]
     for number, batch in enumerate(batches, 1):
-        loss, gradients = function(params, batch)
+        (loss, beside), gradients = function(params, batch)
         record.losses.append(float(loss))
+        record.outputs.append(_numpy(dict(paths_of(beside))))
         flat = {path: np.asarray(g) for path, g in paths_of(gradients)}
         record.gradients.append(by_name(flat.items(), stacks))
-        record.noise.append(_noise(function, params, batch, record.gradients[-1], stacks))
+        known = record.gradients[-1], record.outputs[-1]
+        noise, beside = _noise(function, params, batch, *known, stacks)
+        record.noise.append(noise)
+        record.output_noise.append(beside)
         if workload.clip_norm is not None:
             norm = math.sqrt(sum(float(np.square(g).sum()) for g in flat.values()))
             factor = min(1.0, workload.clip_norm / (norm + 1e-6))
@@ -236,13 +252,15 @@ def _noise(
     params: Any,
     batch: Mapping[str, Any],
     gradients: Named,
+    outputs: Named,
     stacks: Mapping[str, tuple[str, ...]],
-) -> dict[str, float]:
-    """Norm of what rounding changes of the gradients that are small beside the whole one: weights
-    and batch are off by one unit in their last place."""
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Norm of what rounding changes of the gradients that are small beside the whole one, and of
+    what is beside the loss: weights and batch are off by one unit in their last place."""
     norms = {n: float(np.linalg.norm(g)) for n, g in gradients.items()}
     least = NEGLIGIBLE * _norm_of_all(gradients)
     noise = {n: 0.0 for n, norm in norms.items() if 0 < norm < least}
+    beside = dict.fromkeys(outputs, 0.0)
     draws = np.random.default_rng(0)
 
     def moved(a: Any) -> Any:
@@ -250,12 +268,15 @@ def _noise(
             return a
         return a * (1 + np.finfo(np.float64).eps * draws.choice((-1.0, 1.0), a.shape))
 
-    for _ in range(MEASUREMENTS if noise else 0):
-        _, changed = function(jax.tree.map(moved, params), {n: moved(a) for n, a in batch.items()})
+    for _ in range(MEASUREMENTS if noise or beside else 0):
+        near = jax.tree.map(moved, params), {n: moved(a) for n, a in batch.items()}
+        (_, others), changed = function(*near)
         named = _named(changed, stacks)
         for name in noise:
-            noise[name] = max(noise[name], float(np.linalg.norm(named[name] - gradients[name])))
-    return noise
+            noise[name] = max(noise[name], _distance(named[name], gradients[name]))
+        for name, array in paths_of(others):
+            beside[name] = max(beside[name], _distance(np.asarray(array), outputs[name]))
+    return noise, beside
 
 
 def _updated(
@@ -297,11 +318,34 @@ def errors(
     for name, w in right.weights.items():
         scale = weight_scale(float(np.linalg.norm(w)), right.moved[name], precision, tolerance)
         worst_weight = max(worst_weight, (_distance(actual.weights[name], w) / scale, name))
-    return Errors(loss, worst[0], worst_weight[0], worst[1], worst_weight[1])
+    beside = _output_errors(actual, right) if exact else {}
+    output = max(beside, key=lambda name: beside[name], default="")
+    return Errors(
+        *(loss, worst[0], worst_weight[0], worst[1], worst_weight[1]),
+        output=beside.get(output),
+        worst_output=output,
+    )
+
+
+def _output_errors(actual: Record, right: Record) -> dict[str, float]:
+    """Of what is returned beside the loss, in float64, each relative to its own norm; where that is
+    what rounding leaves of sums that cancel, to what was measured of it."""
+    made: dict[str, float] = {}
+    steps = zip(actual.outputs, right.outputs, right.output_noise, strict=True)
+    for ours, theirs, noise in steps if actual.outputs else ():
+        for name, array in theirs.items():
+            scale = max(_size(array), MARGIN * noise[name] / TOLERANCE, SMALLEST)
+            error = _distance(ours[name], array) / scale
+            made[name] = max(made.get(name, 0.0), error)
+    return made
+
+
+def _size(array: np.ndarray) -> float:
+    return float(np.linalg.norm(np.ravel(array).astype(np.float64)))
 
 
 def _distance(ours: np.ndarray, theirs: np.ndarray) -> float:
-    distance = float(np.linalg.norm(ours.astype(np.float64) - theirs))
+    distance = float(np.linalg.norm(np.ravel(ours.astype(np.float64) - theirs)))
     return distance if math.isfinite(distance) else math.inf
 
 
