@@ -46,8 +46,11 @@ class StagedAdditions(Core):
         self, state: State, batch: Any, given: Arrays
     ) -> tuple[State, Array, Arrays, Outputs]:
         loss, gradients, outputs = self.gradients(state, batch)
-        own = {s.number: s.layout.specs(cut=True) for s in self.here}
-        return self.update(state, self._placed(given, own))[0], loss, gradients, outputs
+        return self.update(state, self.reduced(given))[0], loss, gradients, outputs
+
+    def reduced(self, arrays: Mapping[str, Any]) -> dict[str, Array]:
+        """Gradients by the keys of `layout` as `update` takes them."""
+        return self._placed(arrays, {s.number: s.layout.specs(cut=True) for s in self.here})
 
     @property
     def outputs(self) -> OutputKinds:

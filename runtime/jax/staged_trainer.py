@@ -26,8 +26,8 @@ _ONE_STAGE = "plan with --fix pp=1 for a program of one stage, or leave the step
 
 @dataclass(slots=True)
 class StagedTrainer(Trainer):
-    """As `Trainer`. ``params`` are arrays of numpy in the host's memory, since no device has all
-    of them."""
+    """As `Trainer`. ``params`` and gradients are arrays of numpy in the host's memory, since no
+    device has all of them."""
 
     _last: Any = None
     """The batch of the last step, cut."""
@@ -45,20 +45,37 @@ class StagedTrainer(Trainer):
         return loss, tree_of(self.aux, loss, self.compiled.outputs.joined(outputs))
 
     def value_and_grad(self, batch: Mapping[str, Any]) -> tuple[Any, Tree]:
-        """Raises `ProgramError`: no device has all gradients of a pipeline."""
-        raise self._refused("value_and_grad: the gradients of a pipeline")
+        """As `Trainer.value_and_grad`; the gradients are copied into the host's memory."""
+        self._check_all_here("value_and_grad", "gradients")
+        cut = self.batches.cut(batch)
+        loss, gradients, outputs = self.compiled.gradients(self.state, cut)
+        return self._with_aux(loss, outputs), self._on_host(gradients)
 
     def update(self, gradients: Tree) -> Any:
-        """Raises `ProgramError`, as `value_and_grad`."""
-        raise self._refused("update: the gradients of a pipeline")
+        """See `Trainer.update`."""
+        self.user_tree.check(gradients, "the tree of gradients")
+        made = self.compiled.reduced(_by_key(self.compiled, self.user_tree, gradients))
+        self.state, self.gradient_norm = self.compiled.update(self.state, made)
+        return self.gradient_norm
 
     def step_by(self, optimizer: OwnOptimizer) -> None:
-        """Raises `ProgramError`, as `value_and_grad`."""
-        raise self._refused("load(optimizer=...): the parameters of a pipeline")
+        """Raises `ProgramError`: no device has all of the parameters that it is made for."""
+        raise ProgramError(
+            "load(optimizer=...): the parameters of a pipeline lie on the devices of "
+            f"{len(self.compiled.stages)} stages, and an optimizer of your own may read all of "
+            f"them at once; {_ONE_STAGE}"
+        )
 
-    def _refused(self, what: str) -> ProgramError:
-        places = len(self.compiled.stages)
-        return ProgramError(f"{what} lie on the devices of {places} stages; {_ONE_STAGE}")
+    def _check_all_here(self, asked: str, what: str) -> None:
+        if len(self.compiled.here) < len(self.compiled.stages):
+            raise ProgramError(
+                f"{asked}: no process of this job has all {what} of the pipeline; save(folder) "
+                "writes all parameters, by name"
+            )
+
+    def _on_host(self, arrays: Mapping[str, Any]) -> Tree:
+        """Parameters, or what is shaped as they are, as the user's tree of arrays of numpy."""
+        return self.user_tree.tree(jax.tree.map(np.array, arrays))
 
     def evaluate(self, batch: Mapping[str, Any]) -> Any:
         """The loss of a global batch of the planned size, forward through all stages; nothing
@@ -76,12 +93,8 @@ class StagedTrainer(Trainer):
     def params(self) -> Tree:
         """The parameters as the tree that the loss takes, copied into the host's memory. It may be
         set, but for what is frozen."""
-        if len(self.compiled.here) < len(self.compiled.stages):
-            raise ProgramError(
-                "params: no process of this job has all parameters of the pipeline; save(folder) "
-                "writes them all, by name"
-            )
-        trained = self.user_tree.tree(jax.tree.map(np.array, self.state["params"]))
+        self._check_all_here("params", "parameters")
+        trained = self._on_host(self.state["params"])
         if self.frozen is None:
             return trained
         held = held_by(self.compiled, self.state["frozen"], self.frozen)
@@ -105,6 +118,11 @@ class StagedTrainer(Trainer):
 
 def put(step: Pipeline, tree: UserTree, given: Tree) -> dict[str, Any]:
     """See `autopar.runtime.jax.trainer.stored`."""
+    return step.stored(_by_key(step, tree, given))
+
+
+def _by_key(step: Pipeline, tree: UserTree, given: Tree) -> dict[str, Any]:
+    """A user's tree as arrays of numpy, by the keys of the layout."""
     dtypes = {path: leaf.dtype for path, leaf in paths_of(tree.shapes)}
     arrays = ((path, np.asarray(leaf).astype(dtypes[path])) for path, leaf in paths_of(given))
-    return step.stored(step.layout.gather_names(by_name(arrays, tree.stacks)))
+    return step.layout.gather_names(by_name(arrays, tree.stacks))

@@ -103,18 +103,23 @@ def test_what_a_loss_returns_beside_comes_with_a_step(tmp_path: Path) -> None:
     assert largest(trainer.evaluate(batch(1)), scored(trainer.params, batch(1))) < 1e-12
 
 
-@pytest.mark.parametrize("what", ["value_and_grad", "update", "optimizer"])
-def test_what_needs_all_gradients_in_one_place_is_refused(
-    plans: dict[str, PlanFolder], stages: Any, what: str
+def test_gradients_are_the_users_tree_on_the_host(plans: dict[str, PlanFolder]) -> None:
+    trainer, stepped = loaded(plans, "other stages"), loaded(plans, "other stages")
+    loss, gradients = trainer.value_and_grad(batch(2))
+    assert float(loss) == pytest.approx(float(MODEL.loss(start(), batch(2))), rel=1e-9)
+    assert largest(gradients, jax.grad(MODEL.loss)(start(), batch(2))) < 1e-9
+    assert largest(trainer.params, start()) == 0
+    norm = trainer.update(gradients)
+    stepped.step(batch(2))
+    assert largest(trainer.params, stepped.params) < 1e-12
+    assert float(norm) == pytest.approx(float(stepped.gradient_norm), rel=1e-9)
+
+
+def test_an_optimizer_of_ones_own_has_no_place_with_all_parameters(
+    plans: dict[str, PlanFolder],
 ) -> None:
-    given = {"model": MODEL.loss, "params": start(), "optimizer": optax.sgd(0.1)}
-    asked = {
-        "optimizer": lambda: autopar.load(plans["stages"], **given),
-        "value_and_grad": lambda: stages.value_and_grad(batch(0)),
-        "update": lambda: stages.update(start()),
-    }
     with pytest.raises(UserError, match="pp=1"):
-        asked[what]()
+        autopar.load(plans["stages"], model=MODEL.loss, params=start(), optimizer=optax.sgd(0.1))
 
 
 @pytest.mark.parametrize(("fix", "pp"), [({"tp": 2}, "1"), ({"pp": 2}, "2")])

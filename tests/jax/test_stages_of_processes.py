@@ -78,4 +78,4 @@ def test_each_plays_the_actions_of_its_places(home: Path, processes: list[dict[s
                 assert [a for a in ours if a.rstrip("0123456789")[:-1] in own] == place
             assert len(ours) == sum(map(len, places))
             assert made[name]["peak"] > 0
-            assert "save(folder) writes them all" in made[name]["refused"]
+            assert "save(folder) writes all" in made[name]["refused"]
