@@ -23,6 +23,8 @@ LAYOUTS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
     "jax": {
         "free": {},
         "tp x shard": {"tp": "2", "dp_shard": "2"},
+        "pp x dp": {"pp": "2", "dp_replicate": "2"},
+        "pp": {"pp": "4"},
         "ZeRO 3": {"dp_shard": "4", "zero": "3"},
     },
 }
