@@ -292,6 +292,8 @@ def _cuts(
     if (pins.cp or 1) > 1:
         return cuts_along(graph, batch_dims, pins.cp or 1)
     cuts = Cuts(Cut(batch_dims, flow.choices))
-    if pins.cp is None and workload.framework == "torch" and obstacle is None:
+    # what a JAX loss returns beside the loss may be of tokens, which ranks along cp cannot give
+    beside = workload.framework == "jax" and len(graph.outputs) > 1
+    if pins.cp is None and obstacle is None and not beside:
         return every_cut(graph, cuts.samples, cluster.device_count)
     return cuts

@@ -132,6 +132,13 @@ def test_values_of_tokens_beside_the_loss_are_refused() -> None:
     assert "return sums over the batch" in text
 
 
+def test_ranks_that_cannot_have_samples_share_some_where_nothing_is_pinned() -> None:
+    tokens = {name: models.ids(2, models.S) for name in ("tokens", "labels")}
+    program = made_of("few samples", replace(models.llama(), batch=tokens), {"tp": "2", "pp": "1"})
+    assert program.plan.degrees["cp"] == 2
+    assert program.exact()[0].largest < TOLERANCE
+
+
 def test_lengths_that_do_not_divide_are_refused() -> None:
     text = refused(shifting(), {"cp": "8", "dp_replicate": "1", "cp_head": "3"})
     assert "cp_head" in text

@@ -85,9 +85,11 @@ def check_matrices(graph: Graph, etp: int) -> None:
             )
 
 
-def common_experts(graph: Graph) -> list[int]:
+def common_experts(graph: Graph, framework: str = "torch") -> list[int]:
     """Numbers of ranks, more than one, that every layer's experts divide by; none without."""
     counts = {experts_of(part, op) for part, op in _layers(graph)}
+    if framework == "jax":
+        counts = {count for _, count in _written_out(graph)}
     return divisors(math.gcd(*counts))[1:] if counts else []
 
 

@@ -102,7 +102,7 @@ class Question:
     @property
     def sharing(self) -> Sharing:
         """What ranks may share where that is not pinned."""
-        experts = tuple(common_experts(self.graph)) if self.framework == "torch" else ()
+        experts = tuple(common_experts(self.graph, self.framework))
         return Sharing(tuple(self.cuts.along), experts, self.cluster.levels[0].span)
 
     def legal(self, listed: Sequence[Candidate]) -> list[Candidate]:

@@ -83,7 +83,7 @@ def _search(question: Question, progress: Progress) -> Outcome:
     pp, devices = question.pins.pp or 1, question.cluster.device_count
     if devices % pp:
         raise LayoutError(f"--fix pp={pp} makes equal groups of devices, and there are {devices}")
-    listed = question.legal(candidates(devices // pp, question.batch, question.pins))
+    listed = _unshared(question, devices // pp)
     solver = Solver(question.searcher, progress, question.verbose)
     alone, now = OneStage(question, solver), Standings(Alarms.of(question))
     families = _by_degree(listed) if pp == 1 else {}
@@ -115,6 +115,20 @@ def _search(question: Question, progress: Progress) -> Outcome:
         cluster=question.cluster,
         alarms=sentences(now.dropped),
     )
+
+
+def _unshared(question: Question, devices: int) -> list[Candidate]:
+    """Candidates of a stage whose ranks share neither sequences nor experts; none where only those
+    that do make up the devices. Raises `LayoutError` where there are no others either."""
+    try:
+        return question.legal(candidates(devices, question.batch, question.pins))
+    except LayoutError as error:
+        sharing = question.sharing.within(devices)
+        try:
+            question.legal(candidates(devices, question.batch, question.pins, sharing))
+        except LayoutError:
+            raise error from None
+        return []
 
 
 def _sharing(question: Question, families: Families) -> Families:
