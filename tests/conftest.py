@@ -1,4 +1,5 @@
-"""What holds for all tests: those that start real processes stand in one line, and start warm.
+"""What holds for all tests: those that start real processes stand in one line, and start warm; all
+programs of JAX in a process are lowered in one context.
 
 Under pytest-xdist every test marked ``gloo`` goes to the same worker, because two jobs of four
 processes at once would only wait for each other's cores; those of two, ``gloo(2)``, may run beside.
@@ -6,8 +7,10 @@ processes at once would only wait for each other's cores; those of two, ``gloo(2
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -24,6 +27,7 @@ os.environ["XLA_FLAGS"] = " ".join(
         "--xla_llvm_disable_expensive_passes=true",
         "--xla_cpu_use_fusion_emitters=false",
         "--xla_cpu_parallel_codegen_split_count=1",
+        "--xla_cpu_experimental_ynn_fusion_type=",
     ]
 )
 
@@ -43,4 +47,15 @@ def _warm_ranks() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pytorch_launch, "with_its_ranks", with_its_ranks)
         patch.setattr(jax_launch, "worker", jax_worker)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_mlir_context() -> Iterator[None]:
+    """JAX makes one for each program, which takes as long as lowering a small one."""
+    with pytest.MonkeyPatch.context() as patch:
+        if "jax" in sys.modules:
+            from jax._src.interpreters import mlir
+
+            patch.setattr(mlir, "make_ir_context", functools.cache(mlir.make_ir_context))
         yield

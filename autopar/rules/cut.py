@@ -83,10 +83,11 @@ def batch_cut(graph: Graph, batch_dims: Mapping[str, int], cp: int = 1) -> Batch
     Raises `BatchMixed` where sequences are to be split and cannot be.
     """
     samples = Cut(batch_dims, data_choices(graph, batch_dims))
-    return BatchCut(samples, _along(graph, batch_dims, cp) if cp > 1 else None)
+    return BatchCut(samples, sequence_cut(graph, batch_dims, cp) if cp > 1 else None)
 
 
-def _along(graph: Graph, batch_dims: Mapping[str, int], cp: int) -> Cut:
+def sequence_cut(graph: Graph, batch_dims: Mapping[str, int], cp: int) -> Cut:
+    """Of sequences alone, for ``cp`` ranks to each; raises `BatchMixed` as `batch_cut` does."""
     dims = sequence_dims(graph, batch_dims)
     if not dims:
         raise BatchMixed(

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+_GROUPS = (list, tuple, set, frozenset, range)
+
 
 def _as_tuple(value: Any) -> Any:
     """Lists, sets and ranges as tuples, also inside of one another; anything else as it is."""
-    if isinstance(value, list | tuple | set | frozenset | range):
+    if isinstance(value, _GROUPS):
         return tuple(map(_as_tuple, value))
     return value
 
@@ -20,7 +22,9 @@ class TupleRecord:
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
-            object.__setattr__(self, name, _as_tuple(getattr(self, name)))
+            value = getattr(self, name)
+            if isinstance(value, _GROUPS):
+                object.__setattr__(self, name, _as_tuple(value))
 
 
 @dataclass(frozen=True, slots=True)

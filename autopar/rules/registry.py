@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
 
 from autopar.nouns.errors import UserError
 from autopar.nouns.graph import Op, Tensor
@@ -44,11 +46,13 @@ def register(kind: str, rule: str | Rule | RuleMaker) -> None:
     elif isinstance(rule, Rule):
         _read(rule.text)
     _REGISTERED[kind] = rule
+    _bound.cache_clear()
 
 
 def unregister(kind: str) -> None:
     """Takes a registered rule back; a built-in one holds again where there is one."""
     _REGISTERED.pop(kind, None)
+    _bound.cache_clear()
 
 
 def registered_kinds() -> tuple[str, ...]:
@@ -56,10 +60,37 @@ def registered_kinds() -> tuple[str, ...]:
     return tuple(sorted(_REGISTERED))
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Place:
+    """An op between its tensors; equal to one of the very same objects."""
+
+    op: Op
+    operands: tuple[Tensor, ...]
+    results: tuple[Tensor, ...]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Place) and self._ids() == other._ids()
+
+    def __hash__(self) -> int:
+        return hash(self._ids())
+
+    def _ids(self) -> tuple[int, ...]:
+        return tuple(map(id, (self.op, *self.operands, *self.results)))
+
+
+def _place(op: Op, tensors: Mapping[str, Tensor]) -> _Place:
+    return _Place(
+        op, tuple([tensors[n] for n in op.inputs]), tuple([tensors[n] for n in op.outputs])
+    )
+
+
 def rule_for(op: Op, tensors: Mapping[str, Tensor]) -> Rule:
     """The rule of ``op``; raises `UnruledOp` naming its kind and source."""
-    operands = tuple(tensors[n] for n in op.inputs)
-    results = tuple(tensors[n] for n in op.outputs)
+    return _rule_at(_place(op, tensors))
+
+
+def _rule_at(place: _Place) -> Rule:
+    op, operands, results = place.op, place.operands, place.results
     rule = _rule(op, operands, results)
     if rule is None:
         raise UnruledOp(no_rule(op, operands, results))
@@ -93,13 +124,15 @@ def own_rule(op: Op) -> Rule:
 
 def bind(op: Op, tensors: Mapping[str, Tensor]) -> BoundRule:
     """The rule of ``op`` fitted to its shapes; raises `UnruledOp` or `RuleError`."""
-    rule = rule_for(op, tensors)
+    return _bound(_place(op, tensors))
+
+
+@lru_cache(maxsize=4096)
+def _bound(place: _Place) -> BoundRule:
+    """A graph is gone through again and again; what it consists of does not change."""
+    op, rule = place.op, _rule_at(place)
     try:
-        return bind_rule(
-            rule,
-            [tensors[n].shape for n in op.inputs],
-            [tensors[n].shape for n in op.outputs],
-        )
+        return bind_rule(rule, [t.shape for t in place.operands], [t.shape for t in place.results])
     except RuleError as error:
         raise RuleError(f"op {op.kind!r} at {op.source}: {error}") from None
 

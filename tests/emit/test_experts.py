@@ -53,6 +53,9 @@ FIXES = (
         "cp_ring=2,cp_head=2",
     ),
 )
+ALIKE = ("granitemoe", "olmoe", "qwen2_moe")
+"""Families whose experts are mixtral's but for the router."""
+FEW = ("dp_replicate=4", "tp=4", "ep=2,dp_shard=2,tp=2")
 AUXILIARY = ("mixtral", "olmoe", "qwen2_moe")
 
 
@@ -79,8 +82,9 @@ def _family(name: str) -> Workload:
     return routed(name)()
 
 
-@pytest.mark.parametrize("fix", FIXES)
-@pytest.mark.parametrize("family", EXPERTS)
+@pytest.mark.parametrize(
+    ("family", "fix"), [(f, x) for f in EXPERTS for x in (FEW if f in ALIKE else FIXES)]
+)
 def test_every_family_under_every_layout(family: str, fix: str) -> None:
     made = _checked(_family(family), fix)
     assert "experts(" in made.text
@@ -202,8 +206,10 @@ def _balanced(family: str, masked: bool) -> Workload:
     return routed(family, batch, output_router_logits=True, router_aux_loss_coef=0.7)()
 
 
-@pytest.mark.parametrize("fix", ["dp_replicate=4", "tp=2,dp_replicate=2"])
-@pytest.mark.parametrize("masked", [False, True], ids=["plain", "masked"])
+@pytest.mark.parametrize(
+    ("fix", "masked"),
+    [("dp_replicate=4", False), ("dp_replicate=4", True), ("tp=2,dp_replicate=2", True)],
+)
 @pytest.mark.parametrize("family", AUXILIARY)
 def test_a_loss_for_balance_is_of_the_whole_batch(family: str, masked: bool, fix: str) -> None:
     """A product of two means: that of each rank's own would be another number."""
@@ -308,7 +314,7 @@ def test_every_form_under_random_decisions(form: str) -> None:
     given = {name: batch[name].clamp(min=0) for name in ("input_ids", "labels")}
     captured = capture(Workload(model=partial(Routed, form), batch=lambda: given))
     tried = set()
-    for mesh, seed in product(("tp=4", "dp_shard=2 x tp=2", "tp=3"), range(8)):
+    for mesh, seed in product(("tp=4", "dp_shard=2 x tp=2", "tp=3"), range(5)):
         spread = random_stage(captured, Mesh.parse(mesh), 1, seed)
         made = emitted(captured, spread)
         check(made, model, given)

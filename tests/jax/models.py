@@ -256,6 +256,31 @@ def convnet() -> Model:
     return Model(loss, params, {"image": shape(B, 8, 8, 3), "label": ids(B)})
 
 
+def residual(unrolled: bool, layers: int = 4) -> Model:
+    """Layers of two matrices each, which compile soon."""
+
+    def layer(x: Any, p: Any) -> tuple[Any, None]:
+        return x + jnp.tanh(x @ p["up"]) @ p["down"], None
+
+    def loss(params: Any, batch: Mapping[str, Any]) -> Any:
+        x = jnp.tanh(batch["x"] @ params["first"])
+        if unrolled:
+            for p in params["layers"]:
+                x, _ = layer(x, p)
+        else:
+            x, _ = jax.lax.scan(layer, x, params["layers"])
+        return jnp.mean((x @ params["last"] - batch["y"]) ** 2)
+
+    lead = () if unrolled else (layers,)
+    one = {"up": shape(*lead, W, F), "down": shape(*lead, F, W)}
+    params = {
+        "first": shape(W, W),
+        "layers": [one] * layers if unrolled else one,
+        "last": shape(W, W),
+    }
+    return Model(loss, params, {"x": shape(B, W), "y": shape(B, W)})
+
+
 MODELS: Mapping[str, Callable[[], Model]] = {
     "mlp": mlp,
     "mixed": mixed,
@@ -264,6 +289,8 @@ MODELS: Mapping[str, Callable[[], Model]] = {
     "gpt_scan": gpt_scan,
     "gpt_two_layers": partial(gpt_scan, 2),
     "gpt_unrolled": gpt_unrolled,
+    "residual": partial(residual, False),
+    "residual_unrolled": partial(residual, True),
     "llama": llama,
     "convnet": convnet,
     "uneven": uneven,

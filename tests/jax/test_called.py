@@ -123,15 +123,14 @@ def _loss(form: str) -> Callable[[Any, Any], Any]:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_programs_call_them_as_the_loss_does(form: str) -> None:
-    """Captured, beside `jax.grad` on one device; then split over data and model ranks."""
-    graph = equal(_loss(form), PARAMS, BATCH)
-    text = to_text(graph)
-    assert to_text(from_text(text)) == text
+    """Split over data and model ranks, beside `jax.grad` on one device."""
     model = models.Model(_loss(form), PARAMS, BATCH)
     for layout in LAYOUTS if form in EVERYWHERE else ["tp"]:
         program = made_of(form, model, LAYOUTS[layout])
         assert program.exact()[0].largest <= TOLERANCE, layout
         assert form in program.text
+        text = to_text(program.captured.graph)
+        assert to_text(from_text(text)) == text
 
 
 def test_a_sum_into_zeros_over_the_batch_is_a_share_of_every_rank() -> None:

@@ -101,12 +101,12 @@ def test_pairs_give_loss_and_gradients_of_complex_numbers(name: str) -> None:
     with jax.enable_x64(True):
         params, batch = (models.concrete(t, "float64", seed=4) for t in (PARAMS, BATCH))
         assert has_complex(jax.make_jaxpr(loss)(params, batch).jaxpr)
-        wanted, gradients = jax.value_and_grad(loss)(params, batch)
+        wanted, gradients = jax.jit(jax.value_and_grad(loss))(params, batch)
         paired = without_complex(loss)
         closed = jax.make_jaxpr(paired)(params, batch)
         if "fft" not in name:
             assert not has_complex(closed.jaxpr)
-            value, ours = jax.value_and_grad(paired)(params, batch)
+            value, ours = jax.jit(jax.value_and_grad(paired))(params, batch)
             assert value == pytest.approx(float(wanted), rel=1e-12)
             np.testing.assert_allclose(ours["w"], gradients["w"], rtol=1e-10, atol=1e-13)
 
@@ -142,9 +142,9 @@ def test_the_reference_of_a_loss_that_pins_its_complex_numbers() -> None:
     loss, exact = loss_in("complex64"), loss_in("complex128")
     with jax.enable_x64(True):
         params, batch = (models.concrete(t, "float64", seed=4) for t in (PARAMS, BATCH))
-        wanted, gradients = jax.value_and_grad(exact)(params, batch)
+        wanted, gradients = jax.jit(jax.value_and_grad(exact))(params, batch)
         reference = reference_of(loss, PARAMS, BATCH)
-        value, ours = reference.function(params, batch)
+        value, ours = jax.jit(reference.function)(params, batch)
     assert "another program" in reference.unchecked[0]
     assert value == pytest.approx(float(wanted), rel=1e-12)
     np.testing.assert_allclose(ours["w"], gradients["w"], rtol=1e-10, atol=1e-13)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -18,39 +18,45 @@ KEYS = (
     "class", "a-b", "0", "a b", "größe", "self", "x/y", "a::b", 'q"uote', "it's", "back\\slash",
     "new\nline", "tab\t", "µ", "__w", "x²", "{i}", "#", "p", "params", "jnp", "x", "shared", "tanh",
 )  # fmt: skip
+TOGETHER = 6
+"""Keys of one program, which compiles once for all of them."""
 LAYOUTS: Mapping[str, Mapping[str, str]] = {
     "state": {"dp_shard": "8", "zero": "3"},
     "tensors": {"dp_shard": "4", "tp": "2"},
 }
 
 
-def model(key: str, entry: str) -> models.Model:
-    """A layer, layers in a scan and layers in a list under ``key``, fed by ``entry``."""
+def model(keys: Sequence[str], entry: str) -> models.Model:
+    """A layer, layers in a scan and layers in a list under each of ``keys``, fed by ``entry``."""
 
     def loss(params: Any, batch: Any) -> Any:
-        x = jnp.tanh(batch[entry] @ params[key]["w"]) * params["scale"][key]
+        x = batch[entry]
+        for key in keys:
+            x = jnp.tanh(x @ params[key]["w"]) * params["scale"][key]
 
         def layer(h: Any, given: Any) -> Any:
-            return jnp.tanh(h @ given[key]) + h, None
+            for key in keys:
+                h = h @ given[key] + h
+            return h, None
 
         x, _ = jax.lax.scan(layer, x, params["layers"])
         for one in params["list"]:
-            x = jnp.tanh(x @ one[key]) + x
+            for key in keys:
+                x = x @ one[key] + x
         return jnp.mean(x**2)
 
-    shapes = {
-        key: {"w": models.shape(16, 16)},
-        "scale": {key: models.shape(16)},
-        "layers": {key: models.shape(3, 16, 16)},
-        "list": [{key: models.shape(16, 16)} for _ in range(3)],
-    }
+    shapes: dict[str, Any] = {key: {"w": models.shape(16, 16)} for key in keys}
+    shapes["scale"] = {key: models.shape(16) for key in keys}
+    shapes["layers"] = {key: models.shape(3, 16, 16) for key in keys}
+    shapes["list"] = [{key: models.shape(16, 16) for key in keys} for _ in range(2)]
     return models.Model(loss, shapes, {entry: models.shape(8, 16)})
 
 
-@pytest.mark.parametrize("key", KEYS)
-def test_a_key_of_the_parameters(key: str) -> None:
+@pytest.mark.parametrize("first", range(0, len(KEYS), TOGETHER))
+def test_keys_of_the_parameters(first: int) -> None:
+    keys = KEYS[first : first + TOGETHER]
     for how, layout in LAYOUTS.items():
-        program = made_of(f"key {key!r} {how}", model(key, "x"), dict(layout))
+        program = made_of(f"keys {keys!r} {how}", model(keys, "x"), dict(layout))
         assert program.exact()[0].largest <= TOLERANCE
 
 
@@ -89,5 +95,5 @@ def test_numbers_that_no_index_is() -> None:
 
 @pytest.mark.parametrize("entry", ["X", "a b", "class", "jnp", "params", "float", "0", "x²"])
 def test_an_entry_of_the_batch(entry: str) -> None:
-    program = made_of(f"entry {entry!r}", model("w", entry), {"dp_shard": "8"})
+    program = made_of(f"entry {entry!r}", model(["w"], entry), {"dp_shard": "8"})
     assert program.exact()[0].largest <= TOLERANCE

@@ -72,13 +72,21 @@ def trainer_of(
 ) -> Callable[..., Any]:
     devices, fix = FIXES[request.param]
     folder = tmp_path_factory.mktemp("ownership")
+    plans: list[tuple[dict[str, Any], Any]] = []
+
+    def planned(how: dict[str, Any]) -> Any:
+        """Once for the same options: what a plan reads of parameters are their shapes."""
+        for known, plan in plans:
+            if known == how:
+                return plan
+        place = folder / f"plan {len(plans)}"
+        plan = autopar.plan(loss, batch(), cluster(devices), fix, place, params=params(), **how)
+        plans.append((how, plan))
+        return plan
 
     def load(tree: Tree, **options: Any) -> Any:
         how = {n: v for n, v in options.items() if n in ("frozen", "optimizer")}
-        plan = autopar.plan(
-            loss, batch(), cluster(devices), fix, folder / "plan", params=tree, **how
-        )
-        return autopar.load(plan, model=loss, params=tree, **options)
+        return autopar.load(planned(how), model=loss, params=tree, **options)
 
     return load
 

@@ -33,8 +33,8 @@ PLANS: dict[str, tuple[str, Fix, dict[str, Any]]] = {
         CLIPPED,
     ),
     "zero bubble": ("gpt_scan", {"pp": "2", "tp": "4", "schedule": "zb-h1"}, {}),
-    "vee": ("gpt_unrolled", {"pp": "2", "tp": "4", "schedule": "zb-v"}, CLIPPED),
-    "two ways": ("gpt_scan", {"pp": "2", "tp": "4", "schedule": "chimera"}, CLIPPED),
+    "vee": ("residual_unrolled", {"pp": "2", "tp": "4", "schedule": "zb-v"}, CLIPPED),
+    "two ways": ("residual", {"pp": "2", "tp": "4", "schedule": "chimera"}, CLIPPED),
     "a ring": ("gpt_scan", {"pp": "2", "cp_ring": "4", "schedule": "1f1b"}, CLIPPED),
     "gathered rows": (
         "llama",

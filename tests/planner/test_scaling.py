@@ -113,7 +113,7 @@ def test_no_fewer_devices_would_do(asked: Asked, rows: Scaling) -> None:
 
 
 def test_a_batch_that_nothing_divides_has_no_fewest(asked: Asked) -> None:
-    odd = replace(asked, arch=replace(SMALL, layers=10**5), global_batch=1)
+    odd = replace(asked, arch=replace(SMALL, layers=10**3), global_batch=1)
     assert fewest(odd, [Scaled(1, None)]) is None
 
 

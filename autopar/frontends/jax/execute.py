@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import jax
@@ -40,38 +42,63 @@ def execute(
             )
             for name, array in zip(names, operands, strict=True)
         ]
+        made = tuple(tensors[op.name].shape) if own else ()
+        run = _compiled(_Call(repr((op.kind, dict(op.attrs))), tuple(floats), made, wide, op))
+        # A primitive raises what it likes on drawn numbers and on other sizes.
+        try:
+            results, pulled = run(given, list(cotangents))
+        except Exception as error:
+            raise CannotRun(f"{type(error).__name__}: {str(error).splitlines()[0]}") from error
+        gradients: list[Array | None] = [None] * len(given)
+        for i, gradient in zip(floats, pulled, strict=False):
+            if tensors[names[i]].differentiable:
+                gradients[i] = np.asarray(gradient, np.float64)
+        return Ran(tuple(map(_array, results)), tuple(gradients))
 
-        def call(*moving: Any) -> Any:
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """An op as it is run: ``text`` says all of ``op``, ``made`` are the extents of its first result
+    where it has a text of its own."""
+
+    text: str
+    floats: tuple[int, ...]
+    made: tuple[int, ...]
+    wide: bool
+    op: Op = field(compare=False)
+
+
+@lru_cache(maxsize=64)
+def _compiled(what: _Call) -> Callable[[list[Any], list[Any]], tuple[Any, Any]]:
+    """Results and gradients of the float operands, for operands and cotangents; compiled once for
+    the whole op and all pieces of one size, of which a trial runs several."""
+    op = what.op
+
+    def run(given: list[Any], cotangents: list[Any]) -> tuple[Any, Any]:
+        def call(*moving: Any) -> tuple[Any, ...]:
             full = list(given)
-            for i, value in zip(floats, moving, strict=True):
+            for i, value in zip(what.floats, moving, strict=True):
                 full[i] = value
-            if own:
-                return evaluated(op.attrs, full, tensors[op.name].shape, wide)
+            if is_called(op):
+                return evaluated(op.attrs, full, what.made, what.wide)
             values = getattr(jax.lax, op.kind.removeprefix(PREFIX))(*full)
             return tuple(values) if isinstance(values, tuple | list) else (values,)
 
-        # A primitive raises what it likes on drawn numbers and on other sizes.
-        try:
-            moving = [given[i] for i in floats]
-            gradients: list[Any] = [None] * len(given)
-            if any(c is not None for c in cotangents):
-                results, back = jax.vjp(call, *moving)
-                arriving = tuple(
-                    jnp.zeros(r.shape, jax.dtypes.float0)
-                    if not jnp.issubdtype(r.dtype, jnp.floating)
-                    else jnp.zeros_like(r)
-                    if c is None
-                    else jnp.asarray(c, r.dtype)
-                    for r, c in zip(results, cotangents, strict=True)
-                )
-                for i, gradient in zip(floats, back(arriving), strict=True):
-                    if tensors[names[i]].differentiable:
-                        gradients[i] = np.asarray(gradient, np.float64)
-            else:
-                results = call(*moving)
-        except Exception as error:
-            raise CannotRun(f"{type(error).__name__}: {str(error).splitlines()[0]}") from error
-        return Ran(tuple(map(_array, results)), tuple(gradients))
+        moving = [given[i] for i in what.floats]
+        if all(c is None for c in cotangents):
+            return call(*moving), ()
+        results, back = jax.vjp(call, *moving)
+        arriving = tuple(
+            np.zeros(r.shape, jax.dtypes.float0)
+            if not jnp.issubdtype(r.dtype, jnp.floating)
+            else jnp.zeros_like(r)
+            if c is None
+            else jnp.asarray(c, r.dtype)
+            for r, c in zip(results, cotangents, strict=True)
+        )
+        return results, back(arriving)
+
+    return jax.jit(run)  # type: ignore[no-any-return]
 
 
 def _array(value: Any) -> Array:

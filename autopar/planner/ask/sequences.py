@@ -11,7 +11,7 @@ from autopar.nouns.graph import Graph
 from autopar.nouns.layout import LayoutError, alternatives, divisors
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Spread
-from autopar.rules.cut import BatchCut, Cut, Cuts, batch_cut
+from autopar.rules.cut import BatchCut, Cut, Cuts, batch_cut, sequence_cut
 from autopar.rules.pieces import BatchMixed
 
 WITHOUT = {CONTEXT: "1"}
@@ -59,12 +59,11 @@ def every_cut(graph: Graph, samples: Cut, devices: int) -> Cuts:
     along: dict[int, Cut] = {}
     for cp in divisors(devices)[1:]:
         try:
-            cut = batch_cut(graph, samples.dims, cp)
-            _try_beside_samples(graph, samples.dims, cut, cp)
+            sequences = sequence_cut(graph, samples.dims, cp)
+            _try_beside_samples(graph, samples.dims, BatchCut(samples, sequences), cp)
         except (BatchMixed, LoweringError):
             continue
-        if cut.sequences is not None:
-            along[cp] = cut.sequences
+        along[cp] = sequences
     return Cuts(samples, along)
 
 
