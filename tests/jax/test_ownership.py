@@ -74,19 +74,19 @@ def trainer_of(
     folder = tmp_path_factory.mktemp("ownership")
     plans: list[tuple[dict[str, Any], Any]] = []
 
-    def planned(how: dict[str, Any]) -> Any:
+    def planned(how: dict[str, Any], tree: Tree) -> Any:
         """Once for the same options: what a plan reads of parameters are their shapes."""
         for known, plan in plans:
             if known == how:
                 return plan
         place = folder / f"plan {len(plans)}"
-        plan = autopar.plan(loss, batch(), cluster(devices), fix, place, params=params(), **how)
+        plan = autopar.plan(loss, batch(), cluster(devices), fix, place, params=tree, **how)
         plans.append((how, plan))
         return plan
 
     def load(tree: Tree, **options: Any) -> Any:
         how = {n: v for n, v in options.items() if n in ("frozen", "optimizer")}
-        return autopar.load(planned(how), model=loss, params=tree, **options)
+        return autopar.load(planned(how, tree), model=loss, params=tree, **options)
 
     return load
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -43,7 +43,7 @@ def execute(
             for name, array in zip(names, operands, strict=True)
         ]
         made = tuple(tensors[op.name].shape) if own else ()
-        run = _compiled(_Call(repr((op.kind, dict(op.attrs))), tuple(floats), made, wide, op))
+        run = _compiled(_Call(op, tuple(floats), made, wide))
         # A primitive raises what it likes on drawn numbers and on other sizes.
         try:
             results, pulled = run(given, list(cotangents))
@@ -56,16 +56,24 @@ def execute(
         return Ran(tuple(map(_array, results)), tuple(gradients))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Call:
-    """An op as it is run: ``text`` says all of ``op``, ``made`` are the extents of its first result
-    where it has a text of its own."""
+    """An op as it is run; ``made`` are the extents of its first result where it has a text of its
+    own. Equal to one of the very same op: what its attributes hold may print alike."""
 
-    text: str
+    op: Op
     floats: tuple[int, ...]
     made: tuple[int, ...]
     wide: bool
-    op: Op = field(compare=False)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Call) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def _key(self) -> tuple[object, ...]:
+        return id(self.op), self.floats, self.made, self.wide
 
 
 @lru_cache(maxsize=64)
