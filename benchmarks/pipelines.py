@@ -62,6 +62,7 @@ def main() -> None:
     parser.add_argument("--framework", default="torch", choices=("torch", "jax"))
     parser.add_argument("--models", help="in place of those of the framework")
     parser.add_argument("--ranks", type=int, default=4, choices=(4, 8))
+    parser.add_argument("--only", default="", help="layouts whose name has this text")
     parser.add_argument("--keep", type=Path, help="where plans and programs stay")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
@@ -75,7 +76,10 @@ def main() -> None:
             text = text.replace(word.format(4), word.format(given.ranks))
         cluster.write_text(text)
         models = JAX_MODELS if given.framework == "jax" else MODELS
-        layouts = plans(given.ranks, policies(given.framework))
+        every = plans(given.ranks, policies(given.framework))
+        layouts = {name: fix for name, fix in every.items() if given.only in name}
+        if not layouts:
+            parser.error(f"no layout has {given.only!r}: {', '.join(every)}")
         for model in given.models.split(",") if given.models else models:
             for row in check(model, home / Path(model).name, layouts, str(cluster)):
                 rows.append(row)
