@@ -138,7 +138,10 @@ def verify_summary(result: VerifyResult) -> list[RenderableType]:
         parts += [Text(f"  8 bits: {line}.") for line in result.narrow.sentences(TOLERANCE)]
     parts += [Text(f"    {line}") for line in result.collective_differences]
     parts += [Text(f"    less the equal gradients of {p}: XLA adds up one") for p in result.merged]
-    parts += [Text(f"    less equal ones of {p}: XLA runs one of them") for p in result.joined]
+    parts += [
+        Text(f"    less {p}, which XLA need not run: equal to others, or of one number")
+        for p in result.joined
+    ]
     parts += [Text(f"  NOT as planned: {line}") for line in result.recompute_differences]
     parts += [Text(f"  not checked: {sentence}") for sentence in result.unchecked]
     if result.first_difference:

@@ -131,8 +131,8 @@ class VerifyResult:
     unchecked:              what the comparison cannot see, one sentence each.
     merged:                 pairs of parameters of one gradient, which XLA adds up once: less moves
                             than was priced, by just that.
-    joined:                 equal collectives, of which XLA runs one: less moves
-                            than was priced, by just that.
+    joined:                 collectives that XLA need not run, of equal ones all but one and gathers
+                            of one number: less moves than was priced, by just that.
     narrow:                 what was seen of layers in 8 bits, where there are any.
     """
 

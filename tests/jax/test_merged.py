@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -57,11 +58,11 @@ def test_what_is_missing_has_to_be_their_bytes() -> None:
 def test_equal_collectives_are_counted_where_xla_leaves_them_apart() -> None:
     priced = [Row("all_reduce", "tp", 64, 3), Row("all_gather", "tp", 32, 1)]
     one_less = [Row("all_reduce", "tp", 64, 2), Row("all_gather", "tp", 32, 1)]
-    assert joined(priced, one_less, lambda: priced) == ("all_reduce over tp, 64 bytes a step",)
-    assert joined(priced, one_less, lambda: one_less) == ()  # the program asks for less
+    assert joined(priced, one_less, lambda _: priced) == ("all_reduce over tp, 64 bytes a step",)
+    assert joined(priced, one_less, lambda _: one_less) == ()  # the program asks for less
     more_beside = [*one_less, Row("permute", "tp", 8, 1)]
-    assert joined(priced, more_beside, lambda: priced) == ()
-    assert joined(priced, priced, lambda: priced) == ()
+    assert joined(priced, more_beside, lambda _: priced) == ()
+    assert joined(priced, priced, lambda _: priced) == ()
 
 
 def test_what_all_layers_are_given_alike_may_be_moved_once() -> None:
@@ -71,10 +72,10 @@ def test_what_all_layers_are_given_alike_may_be_moved_once() -> None:
         Row("all_to_all", "cp", 32, 4, "layers::attention forward"),
     ]
     once = [replace(priced[0], count=1), *priced[1:]]
-    assert joined(priced, once, lambda: once) == ("all_to_all over cp, 192 bytes a step",)
+    assert joined(priced, once, lambda _: once) == ("all_to_all over cp, 192 bytes a step",)
     backward_too = [once[0], replace(priced[1], count=1), priced[2]]
-    assert joined(priced, backward_too, lambda: backward_too) == ()
-    assert joined(priced, once[:2], lambda: once[:2]) == ()
+    assert joined(priced, backward_too, lambda _: backward_too) == ()
+    assert joined(priced, once[:2], lambda _: once[:2]) == ()
 
 
 def test_a_statistic_that_is_read_twice_is_reduced_once() -> None:
@@ -94,7 +95,16 @@ def test_a_statistic_that_is_read_twice_is_reduced_once() -> None:
     step, priced = step_alone(program.program(), program.workload), program.priced()
     issued = issued_collectives(step, batch)
     assert differences(priced, issued)
-    assert joined(priced, issued, lambda: issued_collectives(step, batch, APART))
+    assert joined(priced, issued, lambda options: issued_collectives(step, batch, options))
+
+
+def test_gathers_of_one_number_are_counted_where_xla_simplifies_nothing() -> None:
+    priced = [Row("all_gather", "cp", 256, 2)]
+
+    def under(options: Mapping[str, str]) -> list[Row]:
+        return priced if "algsimp" in options["xla_disable_hlo_passes"] else []
+
+    assert joined(priced, [], under) == ("all_gather over cp, 512 bytes a step",)
 
 
 def test_what_every_microbatch_moves_alike_is_moved_once() -> None:
@@ -124,7 +134,7 @@ def test_what_every_microbatch_moves_alike_is_moved_once() -> None:
     apart = issued_collectives(step, batch, APART)
     assert not differences(priced, apart)
     assert differences(priced, issued)
-    assert joined(priced, issued, lambda: apart)
+    assert joined(priced, issued, lambda _: apart)
 
 
 @pytest.mark.parametrize("recompute", ["none", "compute", "full"])

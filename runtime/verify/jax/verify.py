@@ -38,7 +38,7 @@ from autopar.runtime.shared.planned_batch import batch_of
 from autopar.runtime.shared.planned_workload import planned_workload
 from autopar.runtime.verify.collectives import priced_of
 from autopar.runtime.verify.jax import counting, staged
-from autopar.runtime.verify.jax.joined import APART, joined
+from autopar.runtime.verify.jax.joined import Options, joined
 from autopar.runtime.verify.jax.locate import locate
 from autopar.runtime.verify.jax.merged import twins, without_merged
 from autopar.runtime.verify.jax.reference import reference_of
@@ -122,10 +122,10 @@ def verify(folder: str | Path) -> dict[str, Any]:
     equal: tuple[str, ...] = ()
     if priced is not None and lines:
 
-        def apart() -> list[Row]:
-            return issued_collectives(program, batches[0], APART, own_parameters)
+        def under(options: Options) -> list[Row]:
+            return issued_collectives(program, batches[0], options, own_parameters)
 
-        equal = joined(priced, issued, apart)
+        equal = joined(priced, issued, under)
         lines, merged = ([], ()) if equal else (lines, merged)
     if isinstance(program, StagedAdditions):
         lines += staged.out_of_order(program, schedule_of(plan).lists)
