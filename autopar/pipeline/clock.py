@@ -232,8 +232,8 @@ def _held(actions: _Actions, ranks: int, stages: int) -> list[NDArray[np.intp]]:
 
 
 def _pending(actions: _Actions, ranks: int, stages: int) -> list[NDArray[np.intp]]:
-    """As `_held`, of all moments, with the microbatches whose W alone is left in the second half of
-    the columns."""
+    """As `_held`, behind every F and I, with the microbatches whose W alone is left in the second
+    half of the columns."""
     kind = actions.cost - COSTS * actions.stage
     rows = np.zeros((len(kind), 2 * stages), dtype=np.intp)
     every = np.arange(len(kind))
@@ -241,8 +241,14 @@ def _pending(actions: _Actions, ranks: int, stages: int) -> list[NDArray[np.intp
     rows[every, actions.stage] = np.where(actions.pass_ == 0, 1, np.where(weights, 0, -1))
     late = (kind == PLACES["I"]).astype(np.intp) - weights
     rows[every, stages + actions.stage] = late
+    more = (actions.pass_ == 0) | (kind == PLACES["I"])
     begin = np.searchsorted(actions.rank, np.arange(ranks + 1))
-    return [np.unique(rows[a:b].cumsum(axis=0), axis=0) for a, b in pairwise(begin.tolist())]
+    counts = []
+    for first, end in pairwise(begin.tolist()):
+        now = rows[first:end].cumsum(axis=0)[more[first:end]]
+        distinct = {row.tobytes(): i for i, row in enumerate(now)}
+        counts.append(now[list(distinct.values())])
+    return counts
 
 
 def _last_backwards(schedule: Schedule) -> list[tuple[Places, Places]]:

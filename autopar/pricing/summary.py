@@ -98,18 +98,16 @@ def summarise(
 ) -> Summary:
     """Adds up a lowered plan by unit. ``known``: of a graph with the same blocks, and more."""
     root = _unit(lowered, prices)
+    inner: dict[str, Mapping[str, Life]] = {}
+    kept: dict[str, Mapping[str, int]] = {}
     if known is None:
         whole = {name: _unit(body, prices) for name, body in lowered.blocks.items()}
-        inner: dict[str, Mapping[str, Life]] = {
-            name: activation_lives(body) for name, body in lowered.blocks.items()
-        }
-        kept: dict[str, Mapping[str, int]] = {
-            name: kept_by_policy(lowered.blocks[name], of) for name, of in inner.items()
-        }
     else:
         whole = {name: known.whole[name] for name in lowered.blocks}
-        inner = {name: known.inner_lives[name] for name in lowered.blocks}
-        kept = {name: known.kept[name] for name in lowered.blocks}
+    if framework != "jax":  # of JAX programs `XlaLives` has it
+        for name, body in lowered.blocks.items():
+            inner[name] = activation_lives(body) if known is None else known.inner_lives[name]
+            kept[name] = kept_by_policy(body, inner[name]) if known is None else known.kept[name]
     bodies = dict(whole)
     for name, block in lowered.graph.blocks.items():
         if not block.units:  # its parameters travel with the root's
@@ -130,7 +128,7 @@ def summarise(
             name: len(dict.fromkeys(block.instances))
             for name, block in lowered.graph.blocks.items()
         },
-        lives=activation_lives(lowered, inner, kept),
+        lives={} if framework == "jax" else activation_lives(lowered, inner, kept),
         inner_lives=inner,
         kept=kept,
         buffer_bytes=_buffer_bytes(lowered),

@@ -43,10 +43,21 @@ class Moments:
 
 
 @dataclass(frozen=True, slots=True)
+class BodyLives:
+    """Of one layer of a block: its own tensors while its backward pass runs; what it keeps, by
+    recompute policy; and what is there of it between the two parts of a backward pass."""
+
+    layer: int
+    kept: Mapping[str, int]
+    pending: int
+
+
+@dataclass(frozen=True, slots=True)
 class XlaLives:
     """What the memory of a program hangs on beside its state.
 
     by_policy:  `Moments` for each recompute policy.
+    bodies:     of each block.
     entries:    names of the batch's entries.
     batch:      bytes of the batch on one device, all microbatches.
     given:      bytes of the largest result of the root's products.
@@ -55,6 +66,7 @@ class XlaLives:
     """
 
     by_policy: Mapping[str, Moments]
+    bodies: Mapping[str, BodyLives]
     entries: frozenset[str]
     batch: int
     given: int
@@ -66,36 +78,42 @@ def xla_lives(lowered: Lowered, known: XlaLives | None = None) -> XlaLives:
     """One microbatch followed through the root and through one layer of each block; ``known``: of
     the model that ``lowered`` is a stage of."""
     root = Places(lowered)
-    bodies = {name: Places(body) for name, body in lowered.blocks.items()}
-    # a layer's forward pass runs again, as a whole or in part, before its backward pass
-    inner = {n: activation_lives(body)["none"].peak for n, body in lowered.blocks.items()}
+    if known is None:
+        bodies = {name: _body_lives(body) for name, body in lowered.blocks.items()}
+        entries = frozenset(lowered.graph.inputs)
+    else:
+        bodies, entries = {name: known.bodies[name] for name in lowered.blocks}, known.entries
+    pending = _pending_bytes(root, bodies)
     by_policy = {}
     for policy in policies("jax"):
-        kept = {
-            name: {
-                "none": _kept_bytes(places),
-                "compute": moved_bytes(lowered.blocks[name]),
-                "full": 0,
-            }[policy]
-            for name, places in bodies.items()
-        }
-        outside = {name: Life(0, 0, "") for name in bodies}
-        life = Walk(root, outside, kept).run()
+        kept = {name: body.kept[policy] for name, body in bodies.items()}
+        life = Walk(root, dict.fromkeys(bodies, Life(0, 0, "")), kept).run()
         by_policy[policy] = Moments(
             loss=life.peak,
             kept=_stacks(lowered, root, kept),
-            layer=max(inner.values(), default=0),
+            layer=max((body.layer for body in bodies.values()), default=0),
             saved=life.saved,
-            pending=_pending_bytes(root, bodies, life.saved),
+            pending=_left_bytes(root, life.saved) if pending is None else pending,
         )
-    entries = frozenset(lowered.graph.inputs) if known is None else known.entries
     return XlaLives(
         by_policy,
+        bodies,
         entries,
         _batch_bytes(lowered, entries),
         max((_given_bytes(op, lowered) for op, _ in _bound(root) if _is_product(op)), default=0),
         _in_products(lowered),
         _largest(lowered),
+    )
+
+
+def _body_lives(body: Lowered) -> BodyLives:
+    places = Places(body)
+    read, came = _for_parameters(places)
+    return BodyLives(
+        # its forward pass runs again, as a whole or in part, before its backward pass
+        layer=activation_lives(body)["none"].peak,
+        kept={"none": _kept_bytes(places), "compute": moved_bytes(body), "full": 0},
+        pending=came + sum(_made_from(places, sorted(read)).values()),
     )
 
 
@@ -113,23 +131,28 @@ def _kept_bytes(places: Places) -> int:
     return sum(_made_from(places, [p for p in saved if p in read or p not in rows]).values())
 
 
-def _pending_bytes(root: Places, bodies: Mapping[str, Places], saved: int) -> int:
+def _pending_bytes(root: Places, bodies: Mapping[str, BodyLives]) -> int | None:
     """What is there of a microbatch until the gradients of parameters are made, where those of
-    what the stage was given are already: what the products that make them read."""
+    what the stage was given are already: what the products that make them read. None of a stage
+    that is given nothing with a gradient, see `_left_bytes`."""
     tensors = root.lowered.graph.tensors
     if not any(tensors[name].differentiable for name in root.lowered.graph.inputs):
-        given = [n for n in root.lowered.graph.outputs if tensors[n].shape]
-        return saved + sum(root.size[root.root[name]] for name in given)  # all is left to do
-    of_body = {name: _for_parameters(places) for name, places in bodies.items()}
+        return None
     read, came = _for_parameters(root)
     kept = {place: root.saved[place] for place in read & root.saved.keys()}
     for op, reads in zip(root.lowered.ops, root.reads, strict=True):
         if op.bound is None:
-            name = op.op.attrs["block"]
-            read, inside = of_body[name]
-            came += inside + sum(_made_from(bodies[name], sorted(read)).values())
+            came += bodies[op.op.attrs["block"]].pending
             kept.update(reads)
     return came + sum(kept.values())
+
+
+def _left_bytes(root: Places, saved: int) -> int:
+    """The same where all of backward is left to do: what is ``saved``, and the gradients of what
+    the stage gives."""
+    graph = root.lowered.graph
+    given = [name for name in graph.outputs if graph.tensors[name].shape]
+    return saved + sum(root.size[root.root[name]] for name in given)
 
 
 def _for_parameters(places: Places) -> tuple[set[str], int]:
