@@ -66,7 +66,7 @@ def by_hand(step: Any) -> Callable[[Any, Any], Any]:
     names = {way.giver: way.value for way in step.ways}
 
     def run(state: Any, batch: Any) -> Any:
-        held = [{"params": own["params"]} | {"frozen": own["frozen"]} for own in step.apart(state)]
+        held = _held(step, state)
         so_far = [stage.nothing(held[n]) for n, stage in enumerate(stages)]
         values: list[deque[Any]] = [deque() for _ in stages]
         back: list[deque[Any]] = [deque() for _ in stages]
@@ -113,6 +113,12 @@ def by_hand(step: Any) -> Callable[[Any, Any], Any]:
     return run
 
 
+def _held(step: Any, state: Any) -> dict[int, Any]:
+    """What passes read, by stage."""
+    apart = step.apart(state).items()
+    return {n: {"params": own["params"], "frozen": own["frozen"]} for n, own in apart}
+
+
 def timed(run: Callable[[], Any]) -> float:
     import jax
 
@@ -157,7 +163,7 @@ def action_s(step: Any, state: Any, batch: Any, times: int = 20) -> float:
         for name in ("forward", "backward", "backward_input", "backward_weight", "nothing"):
             if hasattr(stage, name):
                 _remember(stage, name)
-    held = [{"params": own["params"], "frozen": own["frozen"]} for own in step.apart(state)]
+    held = _held(step, state)
     step._play(held, batch)  # remembers
     begin = time.process_time()
     for _ in range(times):
