@@ -164,10 +164,10 @@ def action_s(step: Any, state: Any, batch: Any, times: int = 20) -> float:
             if hasattr(stage, name):
                 _remember(stage, name)
     held = _held(step, state)
-    step._play(held, batch)  # remembers
+    step.player.play(held, batch)  # remembers
     begin = time.process_time()
     for _ in range(times):
-        step._play(held, batch)
+        step.player.play(held, batch)
     spent = (time.process_time() - begin) / times / len(step.actions)
     for stage in step.stages:
         for name in [name for name in vars(stage) if name.startswith("jitted ")]:
@@ -204,7 +204,7 @@ def live(step: Any, state: Any, batch: Any) -> float:
     jax.block_until_ready(step.gradients(state, batch))
     sizes = _sizes(step, calls)
     alive: list[int] = []
-    hand_on = step._hand_on
+    hand_on = step.player.hand_on
 
     def counted(action: Any, made: Any, mail: Any) -> Any:
         done = hand_on(action, made, mail)
@@ -212,12 +212,12 @@ def live(step: Any, state: Any, batch: Any) -> float:
         alive.append(sum(array.nbytes for array in jax.live_arrays()) - moving)
         return done
 
-    step._hand_on = counted
+    step.player.hand_on = counted
     base = sum(array.nbytes for array in jax.live_arrays())
     try:
         step.gradients(state, batch)
     finally:
-        step._hand_on = hand_on
+        step.player.hand_on = hand_on
     base += sum(sizes["nothing", stage.number] for stage in step.stages)
     held = list(itertools.accumulate(sizes[a.kind, a.stage] for a in step.actions))
     peak = max(range(len(held)), key=held.__getitem__)

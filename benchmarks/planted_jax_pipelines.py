@@ -25,7 +25,7 @@ ERRORS: tuple[Planted, ...] = (
     in_runtime("the loss of the last microbatch alone (jax)", "stages",
         "stage_step:_loss_of_all", "sum(wide[1:], wide[0])", "wide[-1]"),
     in_runtime("the norm of the first stage alone (jax)", "stages",
-        "pipeline:Pipeline._totals", "lambda a, b: a + b", "lambda a, b: a"),
+        "totals:Totals.of", "sum(moved[1:], moved[0])", "moved[0]"),
     in_runtime("the second half adds nothing (jax)", "stages in halves",
         "stage_step:StageStep._backward_weight", "g + own[k]", "g"),
     in_runtime("layers of a loop are one in the second half (jax)", "stages in halves",
@@ -37,5 +37,5 @@ ERRORS: tuple[Planted, ...] = (
     in_emission("gradients of stages stay where they are (jax)", "stages in halves",
         "staged:sums", 'own = "reduced(leaves[name], g)"', 'own = "g"'),
     in_emission("a stage gives what it took (jax)", "stages",
-        "stages:_stages", "LOSS if name in loss else name", "name if name in loss else name"),
+        "stages:_stages", "LOSS if name == loss else name", "name if name == loss else name"),
 )  # fmt: skip
