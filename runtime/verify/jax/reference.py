@@ -54,8 +54,8 @@ class NotLifted(UserError):
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """``function(params, batch)`` for float64 arguments gives the loss with what is returned beside
-    it, a tuple of nothing where it returns that alone; and the gradient tree.
+    """``function(params, batch)`` for float64 arguments gives the loss, or its pair with what is
+    returned beside it, and the gradient tree.
 
     unchecked: what comparing with it cannot see, one sentence each.
     """
@@ -70,8 +70,7 @@ def reference_of(
     """The reference for ``loss(params, batch)``, whose arguments are given in their own dtypes;
     only shapes and dtypes are looked at. To be called, and its function too, with 64-bit types
     enabled."""
-    given = loss if has_aux else lambda params, batch: (loss(params, batch), ())
-    both = jax.value_and_grad(given, has_aux=True)
+    both = jax.value_and_grad(loss, has_aux=has_aux)
     with jax.enable_x64(False):
         declared, made = jax.make_jaxpr(both, return_shape=True)(*_shapes((params, batch)))
     structure = jax.tree.structure(made)

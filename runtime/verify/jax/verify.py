@@ -215,8 +215,14 @@ def reference(
     """Steps of the user's own function on one device, in float64; ``params`` and ``batches`` in the
     dtypes that the user gives them, 64-bit types enabled."""
     assert workload.loss is not None
-    given = reference_of(workload.loss, params, batches[0], workload.has_aux)
-    function = jax.jit(given.function)
+    has_aux = workload.has_aux
+    given = reference_of(workload.loss, params, batches[0], has_aux)
+
+    @jax.jit
+    def function(params: Any, batch: Mapping[str, Any]) -> Any:
+        made, gradients = given.function(params, batch)
+        return made if has_aux else (made, ()), gradients
+
     record = Record(unchecked=given.unchecked)
     params = jax.tree.map(lambda a: _float64(np.asarray(a)), params)
     batches = [{n: _float64(np.asarray(a)) for n, a in b.items()} for b in batches]
