@@ -218,11 +218,11 @@ def reference(
     has_aux = workload.has_aux
     given = reference_of(workload.loss, params, batches[0], has_aux)
 
-    @jax.jit
-    def function(params: Any, batch: Mapping[str, Any]) -> Any:
+    def run(params: Any, batch: Mapping[str, Any]) -> Any:
         made, gradients = given.function(params, batch)
         return made if has_aux else (made, ()), gradients
 
+    function = jax.jit(run)
     record = Record(unchecked=given.unchecked)
     params = jax.tree.map(lambda a: _float64(np.asarray(a)), params)
     batches = [{n: _float64(np.asarray(a)) for n, a in b.items()} for b in batches]
