@@ -3,7 +3,8 @@
 In float64, with the messages and collectives of every rank compared with what was priced.
 
     python -m benchmarks.pipelines [--models examples/02_gpt.py,examples/06_unet.py]
-                                   [--framework jax] [--ranks 4] [--keep DIR] [--json]
+                                   [--framework jax] [--ranks 4] [--only "x tp"] [--keep DIR]
+                                   [--json]
 
 With ``--ranks 8`` every schedule runs over four pipeline ranks times two of tensor or data
 parallelism. Each model is deep enough for each; one that cannot be is a row with the reason.

@@ -3,9 +3,9 @@
     python -m benchmarks.spellings [--framework torch|jax] [--only NAME]... [--sample 10 --seed 0]
                                    [--workers 2] [--keep DIR] [--choices] [--json]
 
-In PyTorch a free plan, tp 2 x dp_shard 2, pp 2 x dp_replicate 2, pp 4 and ZeRO 3; in JAX a free
-plan, tp 2 x dp_shard 2 and ZeRO 3, all for four devices. A plan that is made is compared with the
-model on one device in float64. A spelling is refused where one of its layouts is.
+A free plan, tp 2 x dp_shard 2, pp 2 x dp_replicate 2, pp 4 and ZeRO 3, all for four devices. A plan
+that is made is compared with the model on one device in float64. A spelling is refused where one of
+its layouts is.
 
 ``--choices`` plans PyTorch's in bfloat16 for four H100 with what plans choose on top of layouts:
 a loss in chunks, collectives in pieces, gathers further ahead, 8 bits. Most are refused by many.

@@ -12,6 +12,7 @@ from autopar.nouns.workload import Workload
 from autopar.runtime.jax import parallel, parts
 from autopar.runtime.jax.parallel import Array, Arrays, OutputKinds, Outputs, State, placed
 from autopar.runtime.jax.processes import owned
+from autopar.runtime.shared.settings import ProgramError
 
 if TYPE_CHECKING:
     Core = parallel.Pipeline
@@ -115,5 +116,8 @@ def pipeline_of(
     """``program``: model.py; ``train``: the train.py beside it, which imports the `Pipeline` of the
     parallel.py beside both; ``schedule``: the text of schedule.txt."""
     kind: Any = type("Pipeline", (StagedAdditions, train.Pipeline), {})
-    made: Pipeline = kind(program, workload, train, schedule)
+    try:
+        made: Pipeline = kind(program, workload, train, schedule)
+    except SystemExit as error:  # what a program's own files can say
+        raise ProgramError(str(error)) from None
     return made

@@ -37,16 +37,17 @@ class Pipeline:
             StageStep(n, stage, program, workload, train) for n, stage in enumerate(program.STAGES)
         ]
         self.here = [stage for stage in self.stages if stage.is_here]
+        places = places_of(self.stages)
         if not self.here:
             raise SystemExit(
-                f"none of the {self.stages[0].mesh.size * len(places_of(self.stages))} devices of "
+                f"none of the {self.stages[0].mesh.size * len(places)} devices of "
                 f"this plan are those of process {jax.process_index()}: plan for all of them"
             )
         self.layout = Layout.of_stages(program, [stage.layout for stage in self.stages])
         self.ways = ways_of(program.STAGES, program.VALUES)
         self.actions = in_order(read_schedule(schedule), self.ways)
         self.ties = Ties(self.stages)
-        self.totals = Totals(self.here, places_of(self.stages))
+        self.totals = Totals(self.here, places)
         self.microbatches = self.layout.settings.microbatches
         self.makers: dict[str, int] = {}  # of each output the first stage that gives it
         for stage in self.stages:

@@ -110,7 +110,7 @@ def verify(folder: str | Path) -> dict[str, Any]:
             exact = run(lifted, named, wide_batches, right, aux=captured.aux)
         program = read_step(folder, workload)
         own_parameters = by_name(paths_of(tree), captured.stacks) | dict(captured.constants)
-        own = run(program, own_parameters, batches, right, aux=captured.aux)
+        own = run(program, own_parameters, batches, right)
         issued = issued_collectives(program, batches[0], parameters=own_parameters)
     except Exception as error:  # of an edited program, maybe
         raise_edited(error, known_edits(folder, plan, lambda: captured))
@@ -279,9 +279,9 @@ def _noise(
         (_, others), changed = function(*near)
         named = _named(changed, stacks)
         for name in noise:
-            noise[name] = max(noise[name], _distance(named[name], gradients[name]))
+            noise[name] = max(noise[name], float(np.linalg.norm(named[name] - gradients[name])))
         for name, array in paths_of(others):
-            beside[name] = max(beside[name], _distance(np.asarray(array), outputs[name]))
+            beside[name] = max(beside[name], apart(np.asarray(array), outputs[name]))
     return noise, beside
 
 
@@ -340,18 +340,33 @@ def _output_errors(actual: Record, right: Record) -> dict[str, float]:
     steps = zip(actual.outputs, right.outputs, right.output_noise, strict=True)
     for ours, theirs, noise in steps if actual.outputs else ():
         for name, array in theirs.items():
-            scale = max(_size(array), MARGIN * noise[name] / TOLERANCE, SMALLEST)
-            error = _distance(ours[name], array) / scale
-            made[name] = max(made.get(name, 0.0), error)
+            # where rounding makes other numbers infinite, nothing is left to be judged by it
+            rounding = noise[name] if math.isfinite(noise[name]) else 0.0
+            scale = max(_size(array), MARGIN * rounding / TOLERANCE, SMALLEST)
+            made[name] = max(made.get(name, 0.0), apart(ours[name], array) / scale)
     return made
 
 
+def apart(ours: np.ndarray, theirs: np.ndarray) -> float:
+    """How far two arrays are from each other: infinitely where they have other shapes, or are not
+    the same where they are no finite numbers."""
+    if ours.shape != theirs.shape:
+        return math.inf
+    ours, theirs = (a.astype(np.result_type(a.dtype, np.float64)) for a in (ours, theirs))
+    finite = np.isfinite(theirs)
+    if not np.array_equal(ours[~finite], theirs[~finite], equal_nan=True):
+        return math.inf
+    return _distance(ours[finite], theirs[finite])
+
+
 def _size(array: np.ndarray) -> float:
-    return float(np.linalg.norm(np.ravel(array).astype(np.float64)))
+    finite = array[np.isfinite(array)]
+    return float(np.linalg.norm(finite.astype(np.result_type(array.dtype, np.float64))))
 
 
 def _distance(ours: np.ndarray, theirs: np.ndarray) -> float:
-    distance = float(np.linalg.norm(np.ravel(ours.astype(np.float64) - theirs)))
+    wide = np.result_type(ours.dtype, np.float64)
+    distance = float(np.linalg.norm(np.ravel(ours.astype(wide) - theirs)))
     return distance if math.isfinite(distance) else math.inf
 
 
