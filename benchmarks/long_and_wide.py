@@ -1,12 +1,12 @@
 """Plans of long contexts and wide mixtures on large clusters, beside layouts that were published.
 
-    python -m benchmarks.long_and_wide [--only llama 8b, 1M] [--json]
+    python -m benchmarks.long_and_wide [--only "llama 8b, 1M"] [--fix expert_pieces=1] [--json]
 
 Each model is built from its public configuration and planned with nothing pinned; where a source
 trained it on that device, batch and sequence, its layout is planned too, pinned, and the searched
-plan must be no slower by the same price. Nothing is allocated and nothing runs. Each row is a
-process of its own, which looks for garbage as seldom as the command does: CPU seconds and peak
-memory are those of the whole search, capture included.
+plan must be no slower by the same price. ``--fix`` pins choices of all plans. Nothing is
+allocated and nothing runs. Each row is a process of its own, which looks for garbage as seldom as
+the command does: CPU seconds and peak memory are those of the whole search, capture included.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ from autopar.__main__ import SELDOM
 from autopar.files.cluster_file import cluster_from_text
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.errors import UserError
+from autopar.nouns.layout import pairs_of
 from benchmarks import in_processes
 from benchmarks.figures import Target, show
 from benchmarks.llama3 import _SIZES
@@ -194,8 +196,8 @@ def _workload(row: Row) -> autopar.Workload:
     )
 
 
-def work(name: str) -> dict[str, Any]:
-    """One row of the table."""
+def work(name: str, fix: Mapping[str, str]) -> dict[str, Any]:
+    """One row of the table, under what is pinned."""
     from autopar.frontends.dispatch import capture
     from autopar.planner.planning import plan_captured
 
@@ -203,7 +205,7 @@ def work(name: str) -> dict[str, Any]:
     row, start = ROWS[name], time.process_time()
     workload, cluster = _workload(row), cluster_of(row)
     captured = capture(workload)
-    made = plan_captured(captured, workload, cluster, name).plan
+    made = plan_captured(captured, workload, cluster, name, fix).plan
     cpu_s = time.process_time() - start
     peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     tokens = row.batch * row.length
@@ -220,7 +222,7 @@ def work(name: str) -> dict[str, Any]:
     }
     if row.published:
         try:
-            theirs = plan_captured(captured, workload, cluster, name, row.published).plan
+            theirs = plan_captured(captured, workload, cluster, name, {**row.published, **fix}).plan
         except UserError as error:
             return {**found, "published layout": f"{_pins(row)}: {error}"}
         step_s = theirs.prediction.step_time_s
@@ -246,9 +248,11 @@ def _lost(name: str, why: str, seconds: float) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--only", nargs="*", default=list(ROWS))
+    parser.add_argument("--fix", default="", help="as `autopar plan --fix`")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
-    rows = list(in_processes.each(given.only, work, _lost, 1, LIMIT_S))
+    fixed = partial(work, fix=pairs_of([given.fix]))
+    rows = list(in_processes.each(given.only, fixed, _lost, 1, LIMIT_S))
     ratios = [row["searched / published"] for row in rows if "searched / published" in row]
     targets = [
         Target("CPU seconds of a plan", max(r.get("CPU s", LIMIT_S) for r in rows), CPU_S),

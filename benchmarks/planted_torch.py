@@ -30,6 +30,9 @@ CASES: Mapping[str, Case] = {
     "mixture ep zero 3": Case(
         "mixture", {"dp_replicate": "2", "dp_shard": "2", "ep": "2", "zero": "3"}
     ),
+    "mixture ep pieces": Case(
+        "mixture", {"dp_shard": "2", "ep": "2", "zero": "0", "expert_pieces": "2"}
+    ),
     "many ep over cp": Case("many", {"dp_shard": "2", "cp": "2", "ep": "4"}),
     "mixture zero 3": Case("mixture", {"dp_shard": "2", "zero": "3"}),
     "packed replicate": Case("packed", {"dp_replicate": "2"}),
@@ -311,14 +314,19 @@ ERRORS: tuple[Planted, ...] = (
     _runtime("gradients of experts are not added up over replicas", "mixture ep zero 3",
         "storage:Sharded._hold", "held.reduce = self._reduced_over(held.declared)", "pass"),
     _runtime("rows come back in the order of experts", "mixture ep",
-        "dispatch:Routes.to_tokens", "inverse(hop.order)", "hop.order"),
+        "dispatch:Routes.set_back", "inverse(self.hops[0].order)", "self.hops[0].order"),
     _runtime("rows of two hops come back in the order of the last one", "many ep over cp",
-        "dispatch:Routes.to_tokens", "inverse(hop.order)", "hop.order"),
+        "dispatch:Routes.set_back", "inverse(hop.order)", "hop.order"),
     _runtime("rows that came lie by rank for the experts", "mixture ep",
-        "dispatch:Routes.to_experts", "came.index_select(0, hop.order)", "came"),
+        "dispatch:Routes.arrive", "came.index_select(0, hop.order)", "came"),
     _runtime("gradients of rows do not travel back", "mixture ep",
-        "collectives:_rows_back", "transport.all_to_all_rows(x, received, sent, axis, counted)",
-        "0 * transport.all_to_all_rows(x, received, sent, axis, counted)"),
+        "travelling:_Wait.backward", "begin(grad)", "begin(0 * grad)"),
+    _runtime("pieces of tokens come back in another order", "mixture ep pieces",
+        "experts:_in_pieces", "torch.cat(made)", "torch.cat(made[::-1])"),
+    _runtime("a piece of tokens is given the rows of another", "mixture ep pieces",
+        "experts:_in_pieces", "routes.arrive(going[i])", "routes.arrive(going[-1])"),
+    _runtime("counts that go ahead are those of another piece", "mixture ep pieces",
+        "dispatch:_ahead", "came.transpose(0, 1)", "came.transpose(0, 1).flip(0)"),
     _rule("labels are counted on one rank along the sequence", "gpt cp",
         "lowering.counts:held_whole", 'placed.on(a).kind != "S"', "True"),
 )  # fmt: skip

@@ -92,6 +92,10 @@ def _pieces(count: int) -> Callable[[Plan], bool]:
     return lambda plan: set(plan.tp_pieces.values()) == {count}
 
 
+def _routed(count: int) -> Callable[[Plan], bool]:
+    return lambda plan: set(plan.expert_pieces.values()) == {count}
+
+
 def _recipe(name: str) -> Choice:
     def there(plan: Plan) -> bool:
         texts = (plan.recipes or {}).values()
@@ -127,6 +131,8 @@ CHOICES: Mapping[str, Choice] = {
     "Triton's loss head": _kernel(
         {"kernels": "triton", "loss_chunks": "2"}, "linear_cross_entropy by triton"
     ),
+    "tokens in 2 pieces": Choice({"ep": "2", "expert_pieces": "2"}, _routed(2)),
+    "tokens in 4 pieces": Choice({"ep": "2", "expert_pieces": "4"}, _routed(4)),
     "chunks, pieces": Choice(
         {"tp_pieces": "2", "loss_chunks": "3"}, lambda p: _pieces(2)(p) and _chunks(3)(p)
     ),
@@ -146,6 +152,8 @@ KNOWN: Mapping[str, Sequence[str]] = {
     ),
     "reduce": ("FSDP2 reduces nothing at ZeRO 0",),
     "tp_pieces": ("no gather or sum over tensor-parallel ranks stands alone",),
+    "ep": ("the model has no layer of experts", "can cut this model over 4 devices"),
+    "expert_pieces": ("no tokens travel to experts along one axis", "pieces are equal"),
     "precision": ("no layer's pieces are multiples of 128",),
     "attention": ("it has a mask that is a tensor",),
     "kernels": ("the plan has nothing that runs by it, for logits are made whole",),
@@ -157,6 +165,7 @@ NOWHERE = {
     ("gpt", "Triton"),
     ("t5", "Triton"),
     ("mixture", "Triton"),
+    *((dense, f"tokens in {n} pieces") for dense in ("gpt", "llama", "t5") for n in (2, 4)),
 }
 """Choices that a model has no op for; T5's attention has its biases as a mask."""
 

@@ -86,8 +86,9 @@ def check_values(plan: Plan) -> None:
         raise _bad("spreads", [], "one spread or more")
     for i, spread in enumerate(plan.spreads):
         _check_mesh(f"spreads[{i}].mesh", spread.mesh)
-        for name, count in spread.pieces.items():
-            _one_of(f"spreads[{i}].pieces[{name!r}]", count, COUNTS)
+        for table in ("pieces", "expert_pieces"):
+            for name, count in getattr(spread, table).items():
+                _one_of(f"spreads[{i}].{table}[{name!r}]", count, COUNTS)
     for i, stage in enumerate(plan.stages):
         _one_of(f"stages[{i}].zero", stage.zero, ZERO_LEVELS)
         if plan.framework == "jax":
@@ -127,8 +128,9 @@ def check_names(plan: Plan, graph: Graph) -> None:
         ops, tensors = (names | {f"{n}{OF_ROWS}" for n in names} for names in (ops, tensors))
     _known("recipes", plan.recipes or (), ops)
     for i, spread in enumerate(plan.spreads):
-        tables = (("ops", ops), ("shared", tensors), ("parameters", tensors), ("pieces", tensors))
-        for table, names in tables:
+        tables = ("ops", "expert_pieces"), ("shared", "parameters", "pieces")
+        named = [(t, names) for of, names in zip(tables, (ops, tensors), strict=True) for t in of]
+        for table, names in named:
             _known(f"spreads[{i}].{table}", getattr(spread, table), names)
     _known("kernels", plan.kernels, ops)
     for i, stage in enumerate(plan.stages):

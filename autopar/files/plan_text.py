@@ -10,6 +10,7 @@
         shared Block::norm/layer_norm tp:S1
         parameter Block::up.weight tp:S0
         pieces Block::norm/layer_norm 4
+        expert_pieces Block::mlp/experts 2
       prediction
         step_time_s 0.12
         ...
@@ -32,7 +33,13 @@ RECORDS: Mapping[str, str] = MappingProxyType({"stage": "stages", "runner_up": "
 """A line of each word is one record of a list of the plan."""
 WHOLE = ("prediction", "fingerprints")
 TABLES: Mapping[str, str] = MappingProxyType(
-    {"op": "ops", "shared": "shared", "parameter": "parameters", "pieces": "pieces"}
+    {
+        "op": "ops",
+        "shared": "shared",
+        "parameter": "parameters",
+        "pieces": "pieces",
+        "expert_pieces": "expert_pieces",
+    }
 )
 """A line of each word is one entry of a table of a spread."""
 

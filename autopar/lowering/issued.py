@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from autopar.lowering.lowered import Lowered, LoweredOp
 from autopar.lowering.pieces import BEFORE, pieces_of, sites
+from autopar.lowering.routed_pieces import pieces_of as routed_pieces
 from autopar.nouns.axes import MICROBATCH
 from autopar.nouns.graph import DTYPE_BYTES, Tensor
 from autopar.nouns.mesh import Mesh
@@ -64,7 +65,7 @@ def activation_collectives(
             yield from _priced(tensor, operand.steps, grad, lowered, times, pieces)
         if op.bound is not None:
             where = key(lowered.block, op.op.name)
-            for inside in internal_collectives(op, lowered.mesh):
+            for inside in internal_collectives(op, lowered.mesh, routed_pieces(lowered, op)):
                 yield inside.priced(where, times)
     for operand in lowered.outputs:
         tensor = lowered.graph.tensors[operand.name]
@@ -83,7 +84,7 @@ def rerun_collectives(body: Lowered, times: int = 1) -> Iterator[Priced]:
             tensor = body.graph.tensors[operand.name]
             yield from _priced(tensor, operand.steps, False, body, times, pieces)
         if op.bound is not None:
-            for inside in internal_collectives(op, body.mesh):
+            for inside in internal_collectives(op, body.mesh, routed_pieces(body, op)):
                 if inside.direction == "forward":
                     yield inside.priced(key(body.block, op.op.name), times)
         for name in op.op.outputs if i < last else ():
@@ -148,8 +149,9 @@ class Inside(NamedTuple):
         )
 
 
-def internal_collectives(op: LoweredOp, mesh: Mesh) -> Iterator[Inside]:
-    """Those inside the op's own implementations under its strategy, and of scales."""
+def internal_collectives(op: LoweredOp, mesh: Mesh, pieces: int = 1) -> Iterator[Inside]:
+    """Those inside the op's own implementations under its strategy, and of scales; ``pieces``: in
+    which its tokens travel to experts."""
     assert op.bound is not None
     if RECIPE in op.op.attrs:
         wanted = op.operands[0].differentiable, op.operands[1].differentiable
@@ -170,12 +172,14 @@ def internal_collectives(op: LoweredOp, mesh: Mesh) -> Iterator[Inside]:
                     yield Inside(inside.direction, moved, times, inside.dtype)
                 continue
             numel = math.prod(local[name] for name in names) * inside.count
-            if inside.ahead:
-                numel *= mesh.ways(axes[: i + 1])
+            if inside.ahead:  # of all pieces at once
+                numel *= mesh.ways(axes[: i + 1]) * pieces
             else:
-                numel = math.ceil(numel * kept_share(op.bound.rule, op.strategy, mesh))
+                share = kept_share(op.bound.rule, op.strategy, mesh)
+                numel = math.ceil(numel // pieces * share)
             size = numel * DTYPE_BYTES[inside.dtype]
             times = mesh.size(axis) - 1 if inside.kind == SHIFT else 1
+            times *= 1 if inside.ahead else pieces
             if inside.back is not None:
                 times = min(times, -(-inside.back // local[each.factor]))
             moved = Collective(inside.kind, axis, size)

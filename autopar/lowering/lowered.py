@@ -82,6 +82,9 @@ class Lowered:
     pieces: Mapping[str, int] = field(default_factory=dict)
     """Of the plan, by key, in how many pieces a collective runs beside products
     (`autopar.lowering.pieces`)."""
+    expert_pieces: Mapping[str, int] = field(default_factory=dict)
+    """Of the plan, by key, in how many pieces tokens travel to their experts
+    (`autopar.lowering.routed_pieces`)."""
     zigzag: Mapping[str, int] | None = None
     """Where pieces along sequences lie in zigzag (`autopar.rules.cut`): of tensors the dim that
     does; of those that are not there, any that an axis of sequences splits."""

@@ -24,6 +24,7 @@ from autopar.lowering.lowered import (
     Operand,
 )
 from autopar.lowering.pieces import check_pieces
+from autopar.lowering.routed_pieces import check_expert_pieces
 from autopar.nouns.axes import AXES, MICROBATCH, SEQUENCES
 from autopar.nouns.graph import Graph, Op, Tensor
 from autopar.nouns.mesh import Mesh
@@ -82,11 +83,12 @@ def lower(
         if name in apart:
             _check_in_place(scope.tensors[name], steps, block)
     zigzag = None if cut.zigzag is None else _own_names(cut.zigzag, graph, block)
-    whole = Lowered(
-        graph, mesh, block, scope.tensors, ops, outputs, blocks, apart, spread.pieces, zigzag
-    )
+    pieces = spread.pieces, spread.expert_pieces
+    whole = Lowered(graph, mesh, block, scope.tensors, ops, outputs, blocks, apart, *pieces, zigzag)
     if block is None and spread.pieces:
         check_pieces(whole)
+    if block is None and spread.expert_pieces:
+        check_expert_pieces(whole)
     return whole
 
 

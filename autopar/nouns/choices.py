@@ -13,7 +13,7 @@ from typing import Any
 from autopar.nouns.buckets import MIB, bucket_text
 from autopar.nouns.kernels import kernel_of, kernels_text
 from autopar.nouns.layout import REDUCE, WORDS
-from autopar.nouns.pieces import pieces_text
+from autopar.nouns.pieces import pieces_text, routed_text
 from autopar.nouns.plan import Plan
 from autopar.nouns.prefetch import PREFETCHES
 from autopar.nouns.recipes import Narrow, recipes_text
@@ -83,6 +83,17 @@ def _pieces_aside(pieces: dict[str, int]) -> str:
     )
 
 
+def _routed_words(pieces: dict[str, int]) -> str:
+    return f"tokens travel in pieces: {routed_text(pieces)}"
+
+
+def _routed_aside(pieces: dict[str, int]) -> str:
+    return (
+        f"expert_pieces={max(pieces.values())} of {len(pieces)} layers of experts: the trainer "
+        "sends tokens in its own way"
+    )
+
+
 def _wrong_reduce(dtype: str) -> Iterator[Wrong]:
     if dtype not in WORDS[REDUCE]:
         yield "reduce_dtype", dtype, " or ".join(WORDS[REDUCE]) + ", or null"
@@ -134,6 +145,10 @@ CHOICES = (
     ),
     Choice(
         "tp_pieces", "tensor parallel", "in one piece", pieces_text, pieces_text, _pieces_aside,
+        _none,
+    ),
+    Choice(
+        "expert_pieces", "experts", "tokens at once", routed_text, _routed_words, _routed_aside,
         _none,
     ),
     Choice(

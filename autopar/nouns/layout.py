@@ -9,6 +9,7 @@
            | "bucket=" a size, as 8MiB               see `autopar.nouns.buckets`
            | "loss_chunks=" none, or how many        see `autopar.rules.loss_heads`
            | "tp_pieces=" 1, 2, 4 or 8               see `autopar.lowering.pieces`
+           | "expert_pieces=" 1, 2, 4 or 8           see `autopar.lowering.routed_pieces`
            | "reduce=" float32, bfloat16 or float16
            | "all_reduce=" library or two-level     see `autopar.nouns.reduction`
            | "prefetch=" 0, 1 or 2                   see `autopar.nouns.prefetch`
@@ -56,7 +57,7 @@ from autopar.nouns.zero import ZERO_LEVELS
 RING_RANKS = "cp_ring"
 CHUNKS, NO_CHUNKS = "loss_chunks", "none"
 BUCKET, REDUCE, ALL_REDUCE = "bucket", "reduce", "all_reduce"
-PIECES = "tp_pieces"
+PIECES, EXPERT_PIECES = "tp_pieces", "expert_pieces"
 ATTENTION_BY, KERNELS, PREFETCH = "attention", "kernels", "prefetch"
 PRECISION = "precision"
 DEGREES = (REPLICATE, SHARD, TENSOR, CONTEXT, EXPERT, PIPELINE)
@@ -69,6 +70,7 @@ _MEANS: Mapping[str, str] = MappingProxyType(
         REDUCE: " (the dtype of gradients that FSDP2 reduces)",
         ALL_REDUCE: " (by which replicas add up gradients)",
         PIECES: " (of rows, that a tensor-parallel collective runs in beside its products)",
+        EXPERT_PIECES: " (of tokens, that travel to their experts while others are computed with)",
         PREFETCH: " (units ahead that FSDP2 gathers parameters)",
         PRECISION: " (by which linear layers run in 8 bits, as far as they gain)",
         "offload": " (what is in host memory between steps)",
@@ -114,6 +116,8 @@ class Pins:
     """Bytes of gradients that replicas add up at once."""
     tp_pieces: int | None = None
     """Of rows, that tensor-parallel collectives run in beside products."""
+    expert_pieces: int | None = None
+    """Of tokens, that travel to their experts while others are computed with."""
     reduce: str | None = None
     """Dtype of gradients that FSDP2 reduces."""
     all_reduce: str | None = None
@@ -151,7 +155,8 @@ def _text(name: str, value: Any) -> str:
 
 NAMES = tuple(one.name for one in fields(Pins))
 OF_PROGRAMS = (
-    CHUNKS, BUCKET, PIECES, REDUCE, ALL_REDUCE, ATTENTION_BY, KERNELS, PREFETCH, PRECISION,
+    CHUNKS, BUCKET, PIECES, EXPERT_PIECES, REDUCE, ALL_REDUCE, ATTENTION_BY, KERNELS, PREFETCH,
+    PRECISION,
 )  # fmt: skip
 """What a program does on top of its layout."""
 _NOT_OF_LAYOUTS = ("microbatches", RING_RANKS, *OF_PROGRAMS)
@@ -164,6 +169,7 @@ WORDS: Mapping[str, Sequence[str]] = MappingProxyType(
         "sequence_parallel": _SWITCH[::-1],
         "uneven": _SWITCH[::-1],
         PIECES: tuple(map(str, COUNTS)),
+        EXPERT_PIECES: tuple(map(str, COUNTS)),
         REDUCE: ("float32", "bfloat16", "float16"),
         ALL_REDUCE: ALL_REDUCES,
         PREFETCH: tuple(map(str, PREFETCHES)),
@@ -260,7 +266,7 @@ def _of_words(name: str, text: str) -> Any:
         return text == _SWITCH[True]
     if name == "recompute":
         return Recompute.parse(text)
-    return int(text) if name in ("zero", PIECES, PREFETCH) else text
+    return int(text) if name in ("zero", PIECES, EXPERT_PIECES, PREFETCH) else text
 
 
 def divisors(number: int) -> list[int]:

@@ -51,6 +51,8 @@ class Spread:
                 every rank, its gradient a partial sum that is reduced once a step).
     pieces:     tensor key -> of rows, that its collective and the products beside it run in
                 (`autopar.lowering.pieces`); what is not named runs in one.
+    expert_pieces: op key -> of tokens, that travel to their experts and back
+                (`autopar.lowering.routed_pieces`), likewise.
     """
 
     mesh: Mesh
@@ -58,6 +60,7 @@ class Spread:
     shared: Mapping[str, str] = field(default_factory=dict)
     parameters: Mapping[str, str] = field(default_factory=dict)
     pieces: Mapping[str, int] = field(default_factory=dict)
+    expert_pieces: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,6 +285,11 @@ class Plan:
         """In how many collectives run beside products, by tensor key, of all spreads."""
         return {name: n for spread in self.spreads for name, n in spread.pieces.items()}
 
+    @property
+    def expert_pieces(self) -> dict[str, int]:
+        """In how many tokens travel to their experts, by op key, of all spreads."""
+        return {name: n for spread in self.spreads for name, n in spread.expert_pieces.items()}
+
     def each(self, choice: str) -> str:
         """``zero``, ``recompute`` or ``offload`` of the stages: one value where all agree."""
         values = [str(getattr(stage, choice)) for stage in self.stages]
@@ -309,8 +317,9 @@ def as_data(plan: Plan) -> dict[str, Any]:
         if getattr(plan, rare) is None:
             del data[rare]
     for record, spread in _pairs(data, plan, "spreads"):
-        if not spread.pieces:
-            del record["pieces"]
+        for rare in ("pieces", "expert_pieces"):
+            if not getattr(spread, rare):
+                del record[rare]
     for record, own in (*_pairs(data, plan, "stages"), *_pairs(data, plan, "runners_up")):
         record["recompute"] = None if own.recompute is None else str(own.recompute)
         if own.offload == OFFLOAD[0]:

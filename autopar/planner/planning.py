@@ -36,6 +36,7 @@ from autopar.planner.ask.question import Outcome, Question
 from autopar.planner.ask.sequences import cuts_along, every_cut
 from autopar.planner.ask.unruled import check_allowed, check_registered, unruled
 from autopar.planner.made import plan_of
+from autopar.planner.search.expert_pieces import check_expert_pieces, check_expert_pins
 from autopar.planner.search.kernels import asked_kernels
 from autopar.planner.search.loss_chunks import asked_chunks, check_rows, searched_in_chunks
 from autopar.planner.search.on_top import chosen
@@ -175,6 +176,7 @@ def plan_captured(
     pins, actions = read_pins(fix or {}, cluster.device_count)
     check_pins(pins, workload, cluster)
     check_tp_pieces(pins, workload.framework, style)
+    check_expert_pins(pins, workload.framework)
     graph = at_precision(keep_whole(captured.graph, missing), workload.precision)
     plain, chunks = _asked(graph, pins, workload, cluster, options, captured.samples)
     graph = in_chunks(plain, chunks)
@@ -212,6 +214,7 @@ def plan_captured(
     enough = None if outcome.best.decided.stages else fewer(on_top.searched, outcome)
     lowered = lowered_of(question, outcome.best.decided)
     check_pieces(question, lowered)
+    check_expert_pieces(pins, lowered)
     made = with_effect(made, lowered)
     if chunks is not None:
         check_rows(lowered, chunks)

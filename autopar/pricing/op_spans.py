@@ -14,7 +14,9 @@ from typing import Literal
 from autopar.lowering.issued import internal_collectives
 from autopar.lowering.lowered import Lowered, LoweredOp
 from autopar.lowering.pieces import BEFORE, SCATTERED, Site, sites
+from autopar.lowering.routed_pieces import pieces_of
 from autopar.nouns.plan import key
+from autopar.pricing.op_prices import inside_ps
 from autopar.pricing.prices import PICOSECONDS, Prices
 from autopar.pricing.summary import adding, parameters_of
 from autopar.pricing.tp_pieces import Beside, Laid, laid, site_beside
@@ -179,12 +181,13 @@ def _ran(op: LoweredOp, lowered: Lowered, prices: Prices) -> Iterator[_Run]:
     tensors, name = lowered.graph.tensors, op.op.name
     compute = prices.compute(op, tensors, lowered.block)
     yield _Run((name, name), "compute", compute)
-    inside = [*internal_collectives(op, lowered.mesh)]
+    pieces = pieces_of(lowered, op)
+    inside = [*internal_collectives(op, lowered.mesh, pieces)]
     if inside:
         each = [tuple(i.collective for i in inside if i.direction == way) for way in _WAYS]
         what = [f"{_names(some)} in {name}" for some in each]
         sizes = [sum(c.size_bytes for c in some) for some in each]
-        bare = prices.inside(op, tensors, lowered.block)
+        bare = inside_ps(prices, op, tensors, lowered.block, pieces)
         yield _Run((what[0], what[1]), "model axes", bare, (sizes[0], sizes[1]))
 
 

@@ -7,7 +7,7 @@ graph exactly. Prices are for one microbatch on one rank; the callers multiply b
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from autopar.cost_models.compute import added_time_s, beside_product_s, op_rate, op_time_s
@@ -17,7 +17,7 @@ from autopar.nouns.cluster import Cluster
 from autopar.nouns.graph import Tensor
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import key
-from autopar.pricing.narrow import added_of, again_s, settled, settled_op
+from autopar.pricing.narrow import added_of, again_s, settled
 from autopar.pricing.software.figures import Figures
 from autopar.pricing.software.trainer import Trainer
 from autopar.pricing.units.moves import move_time_s
@@ -45,6 +45,8 @@ class Prices:
     trainer: Trainer | None = None
     pieces: tuple[int, ...] = (1,)
     """Of rows, that a collective and the products beside it may run in: `pricing.tp_pieces`."""
+    expert_pieces: tuple[int, ...] = (1,)
+    """Of tokens, that may travel to their experts apart: `pricing.op_prices`."""
     works: dict[tuple[object, ...], Work] = field(default_factory=dict)
     """By op, gradients through it, local extents, and how many ways each of its implementations
     splits it: these do other work on equal pieces. Prices of one graph on other meshes share it.
@@ -53,9 +55,13 @@ class Prices:
     figures: dict[Hashable, Figures] = field(default_factory=dict)
     """Of parts of the graph as a trainer runs them; layouts of equal model axes share them."""
     in_pieces: dict[Hashable, Any] = field(default_factory=dict)
-    """What `pricing.tp_pieces` has priced."""
+    """What `pricing.tp_pieces` and `pricing.op_prices` have priced."""
     _ops: dict[tuple[object, ...], int] = field(default_factory=dict)
     _moves: dict[Collective, int] = field(default_factory=dict)
+
+    def on(self, mesh: Mesh) -> Prices:
+        """The same on another mesh of as many devices."""
+        return replace(self, mesh=mesh, in_pieces={}, _moves={})
 
     def collective(self, moved: Collective) -> int:
         """Picoseconds of one collective."""
@@ -99,18 +105,11 @@ class Prices:
         """The graph with what of its open recipes gains."""
         return settled(lowered, self.cluster.device, self.collective_s)
 
-    def op(self, op: LoweredOp, tensors: Mapping[str, Tensor], scope: str | None) -> int:
-        """Picoseconds of an op under its strategy, both ways, with its own collectives.
-
-        ``scope``: the block whose body it lies in.
-        """
-        op = settled_op(op, tensors, self.mesh, self.cluster.device, self.collective_s)
-        return sum(self.compute(op, tensors, scope)) + sum(self.inside(op, tensors, scope))
-
     def inside(
         self, op: LoweredOp, tensors: Mapping[str, Tensor], scope: str | None
     ) -> tuple[int, int]:
-        """(forward, backward) picoseconds of the op's own collectives that its compute leaves bare.
+        """(forward, backward) picoseconds of the op's own collectives that its compute leaves bare,
+        where tokens travel at once. ``scope``: the block whose body it lies in.
 
         What passes around a ring of n ranks does so while all of its n blocks but one compute.
         """

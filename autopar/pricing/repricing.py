@@ -10,6 +10,7 @@ from autopar.lowering.lowered import Lowered, stored
 from autopar.lowering.pieces import Layers
 from autopar.nouns.axes import MICROBATCH
 from autopar.nouns.plan import key
+from autopar.pricing.op_prices import op_ps
 from autopar.pricing.prices import Prices
 from autopar.pricing.state_prices import StatePrices
 from autopar.pricing.tp_pieces import saved_on_the_way
@@ -40,7 +41,9 @@ def _activations(lowered: Lowered, prices: Prices) -> int:
                 at = lowered.tensors[operand.name].shared, operand.wanted
                 total -= saved_on_the_way(prices, lowered, layers, operand.name, operand.steps, at)
             total += sum(prices.steps(operand.steps, tensor, grad, fusion.takes(scope, op.op, i)))
-        own = bodies[op.op.attrs["block"]] if op.bound is None else prices.op(op, tensors, scope)
+        own = (
+            bodies[op.op.attrs["block"]] if op.bound is None else op_ps(prices, op, tensors, scope)
+        )
         total += own
     for operand in lowered.outputs:
         moved = prices.steps(operand.steps, tensors[operand.name], operand.differentiable)

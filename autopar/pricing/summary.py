@@ -15,12 +15,14 @@ from typing import TypeVar
 
 from autopar.lowering.collectives import loss_bytes
 from autopar.lowering.counts import global_counts, label_collectives
-from autopar.lowering.issued import internal_collectives, rerun_collectives
+from autopar.lowering.issued import internal_collectives, last_kept, rerun_collectives
 from autopar.lowering.lowered import Lowered, stored
+from autopar.lowering.routed_pieces import pieces_of
 from autopar.lowering.state import LOSS_BYTES, split_of
 from autopar.nouns.graph import DTYPE_BYTES
 from autopar.nouns.plan import key
 from autopar.nouns.recompute import Recompute
+from autopar.pricing.op_prices import inside_ps
 from autopar.pricing.prices import PICOSECONDS, Prices
 from autopar.pricing.tp_pieces import InPieces
 from autopar.pricing.units.activations import (
@@ -179,12 +181,19 @@ def adding(trained: Mapping[Kind, int], prices: Prices) -> int:
 def _moved_again(lowered: Lowered, prices: Prices, pieces: InPieces) -> int:
     """Picoseconds of collectives of a forward that runs again; what passes around a ring as far as
     its compute leaves it bare."""
+    routed = {key(lowered.block, op.op.name) for op in lowered.ops if pieces_of(lowered, op) > 1}
     again = [p for p in rerun_collectives(lowered) if p.collective.kind != SHIFT]
+    again = [p for p in again if p.key not in routed]
     beside = {key(lowered.block, n): p.forward_ps for n, p in pieces.by_name.items()}
     moved = sum(p.count * prices.collective(p.collective) for p in again if p.key not in beside)
     moved += sum(beside[where] for where in {p.key for p in again} & beside.keys())
     rings = (op for op in lowered.ops if is_ring(op, lowered.mesh))
-    return moved + sum(prices.inside(op, lowered.graph.tensors, lowered.block)[0] for op in rings)
+    tensors, scope = lowered.graph.tensors, lowered.block
+    moved += sum(prices.inside(op, tensors, scope)[0] for op in rings)
+    for op in lowered.ops[: last_kept(lowered) + 1]:
+        if (count := pieces_of(lowered, op)) > 1:
+            moved += inside_ps(prices, op, tensors, scope, count)[0]
+    return moved
 
 
 def _computed(lowered: Lowered, prices: Prices) -> tuple[int, int, int, int, int]:
@@ -231,7 +240,7 @@ def _moved(
     for op in lowered.ops:
         met = [i.direction for i in internal_collectives(op, lowered.mesh)] if op.bound else []
         if met:
-            ahead, back = prices.inside(op, tensors, scope)
+            ahead, back = inside_ps(prices, op, tensors, scope, pieces_of(lowered, op))
             forward, backward = forward + ahead, backward + back
             met_forward += met.count("forward")
             met_backward += met.count("backward")

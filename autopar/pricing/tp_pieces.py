@@ -34,11 +34,10 @@ from autopar.lowering.pieces import (
 )
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.graph import Op, Tensor
-from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import key
 from autopar.nouns.sharding import Sharding
+from autopar.pricing.piece_overheads import WORTH, overhead
 from autopar.pricing.prices import PICOSECONDS, Prices
-from autopar.pricing.units.moves import contention_of, group_of
 from autopar.rules.notation import BoundRule
 from autopar.rules.resharding import Collective, Step, collectives
 from autopar.rules.strategies import Strategy
@@ -46,16 +45,6 @@ from autopar.rules.work import extents
 
 ONE = (1,)
 """The counts of pieces where there is no choice."""
-WORTH = 0.02
-"""Of a site's time, which more pieces than one must save where nothing is pinned."""
-GLOO_PIECE_S = 4e-4
-"""Of each piece on gloo beside what its collective takes: calls of linear layers of 64 rows in 1 to
-8 pieces on two processes, 0.46 ms a piece, 0.1 of them the collective's."""
-GLOO_ACROSS_S = 5e-3
-"""The same over a network, whose small collectives are measured alone: an all-reduce of 4 MB over
-400 Mbit/s beside 132 ms of product in 2, 4, 8 and 16 pieces took 191, 190, 206 and 227 ms."""
-GLOO_CONTENTION = 0.2
-"""Of the cores that send over a network, likewise."""
 
 Products = Sequence[tuple[Op, BoundRule]]
 Ends = tuple[Sharding, Sharding]
@@ -201,21 +190,11 @@ def _laid(
     small = [replace(c, size_bytes=-(-c.size_bytes // pieces)) for c in moved]
     moved_s = pieces * sum(map(prices.collective, small)) / PICOSECONDS
     products_s = thin * whole_s
-    piece_s, contention = _overhead(prices.cluster, prices.mesh, moved[0].axis)
+    piece_s, contention = overhead(prices.cluster, prices.mesh, moved[0].axis)
     constants = {**kernel_constants(), "piece_s": piece_s}
     time_s = in_pieces_s(whole_s, products_s / pieces, moved_s, pieces, constants)
     hidden_s = min(products_s, moved_s) * (1 - 1 / pieces)
     return Laid(whole_s, products_s, moved_s, time_s + contention * hidden_s)
-
-
-def _overhead(cluster: Cluster, mesh: Mesh, axis: str) -> tuple[float, float]:
-    """Seconds of a piece, and what hidden communication takes of the compute."""
-    if cluster.levels[-1].library != "gloo":
-        return kernel_constants()["piece_s"], contention_of(cluster)
-    group = group_of(mesh, axis)
-    if group.size * group.stride <= cluster.levels[0].span:
-        return GLOO_PIECE_S, 1.0  # the cores that compute are those that copy
-    return GLOO_ACROSS_S, cluster.levels[-1].contention or GLOO_CONTENTION
 
 
 def _thinness(cluster: Cluster, one: Beside, pieces: int) -> float:

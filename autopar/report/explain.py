@@ -14,6 +14,7 @@ from autopar.lowering.issued import Priced, activation_collectives
 from autopar.lowering.lowered import Lowered
 from autopar.nouns.axes import MICROBATCH
 from autopar.nouns.plan import Memory, key
+from autopar.pricing.op_prices import bare_each
 from autopar.pricing.prices import Prices
 from autopar.pricing.tp_pieces import InPieces
 from autopar.report.implementations import Running, objects, words
@@ -106,14 +107,18 @@ def _compute_times(lowered: Lowered, prices: Prices) -> dict[str, int]:
 def explained(lowered: Lowered, prices: Prices) -> list[Explained]:
     """Every op of the model, blocks first, each block once for all of its calls."""
     moved: dict[str, list[Moved]] = defaultdict(list)
-    pieces = InPieces.by_key(lowered, prices)
+    pieces, travelling = InPieces.by_key(lowered, prices), bare_each(prices, lowered)
     for place, count in _merged(activation_collectives(lowered), _between(lowered)).items():
         where, direction, collective, largest = place
         time_s = prices.collective(largest or collective) * count / 1e12
         if one := pieces.get(where):
             added_ps = one.forward_ps if direction == "forward" else one.backward_ps
             time_s = added_ps * count / one.pieces / 1e12
-        moved[where].append(Moved(direction, collective, count, time_s, bool(one)))
+        routed_s = travelling.get((where, direction, collective))
+        if routed_s is not None:
+            time_s = routed_s * count
+        is_beside = one is not None or routed_s is not None
+        moved[where].append(Moved(direction, collective, count, time_s, is_beside))
     return list(_ops(lowered, _compute_times(lowered, prices), moved, _calls(lowered)))
 
 

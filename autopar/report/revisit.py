@@ -113,7 +113,8 @@ def revisit(plan: Plan, cluster: Cluster, graph: Graph, batch_dims: Mapping[str,
     kernels = fusion(graph) if plan.style == "compiled" else ALONE
     # What the search could choose among: with one piece alone it is as if none were.
     counts = COUNTS if plan.tp_pieces else ONE
-    prices = Prices(cluster, mesh, plan.precision, kernels, pieces=counts)
+    routed = COUNTS if plan.expert_pieces else ONE
+    prices = Prices(cluster, mesh, plan.precision, kernels, pieces=counts, expert_pieces=routed)
     sharding = planned_state(plan, stage)
     lowered = lower(graph, spread, plan.microbatches, cut)
     check_recipes(lowered)

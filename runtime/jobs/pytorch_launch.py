@@ -24,6 +24,8 @@ from autopar.runtime.jobs.failures import RankFailed, failure
 from autopar.runtime.jobs.host_memory import environment
 from autopar.runtime.jobs.whereabouts import last_note
 
+LOOK_S = 1.0
+"""How often to look whether Ctrl-C came."""
 PATIENCE_S = 2.0
 """How long killed processes may take to be gone before nobody waits for them any more."""
 Launcher = Sequence[str]
@@ -64,11 +66,22 @@ def with_its_ranks(command: Sequence[str]) -> int:
         with _ctrl_c_later():
             # A session of its own: what Ctrl-C on a terminal reaches is this process alone.
             process = subprocess.Popen(command, start_new_session=True)
-        return process.wait()
+        return waited(process)
     except BaseException:
         if process is not None:
             _end_group(process)
         raise
+
+
+def waited(process: subprocess.Popen[bytes]) -> int:
+    """The exit code of a process, when it has ended.
+
+    Python looks for Ctrl-C before it waits: one that comes between the two would be seen when the
+    wait is over. So no wait is long.
+    """
+    while True:
+        with suppress(subprocess.TimeoutExpired):
+            return process.wait(LOOK_S)
 
 
 def _end_group(leader: subprocess.Popen[bytes]) -> None:

@@ -29,7 +29,7 @@ dim of which that is so.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -90,13 +90,6 @@ def all_to_all(x: Tensor, split: int, concat: int, axis: str, zigzag: int | None
     x = to_zigzag(x, split, ways) if zigzag == split else x
     x = _apply(_AllToAll, x, split, concat, axis)
     return from_gathered(x, concat, ways) if zigzag == concat else x
-
-
-def exchange_rows(
-    x: Tensor, sent: Sequence[int], received: Sequence[int], axis: str, counted: int
-) -> Tensor:
-    """Rows of x by `transport.all_to_all_rows`; gradients travel the same way back."""
-    return _apply(_Rows, x, sent, received, axis, counted)
 
 
 def pad(x: Tensor, dim: int, size: int, axis: str, order: str = "contiguous") -> Tensor:
@@ -203,16 +196,6 @@ def _all_reduce(x: Tensor, axis: str) -> Tensor:
     return transport.all_reduce(x, axis)
 
 
-def _rows(x: Tensor, *where: Any) -> Tensor:
-    return transport.all_to_all_rows(x, *where)
-
-
-def _rows_back(
-    x: Tensor, sent: Sequence[int], received: Sequence[int], axis: str, counted: int
-) -> Tensor:
-    return transport.all_to_all_rows(x, received, sent, axis, counted)
-
-
 def _all_to_all_back(x: Tensor, split: int, concat: int, axis: str) -> Tensor:
     return all_to_all_dims(x, concat, split, axis)
 
@@ -224,7 +207,6 @@ _Gather = _row(all_gather_dim, own_piece)
 _GatherPart = _row(all_gather_dim, reduce_scatter_dim)
 _Shard = _row(own_piece, all_gather_dim)
 _AllToAll = _row(all_to_all_dims, _all_to_all_back)
-_Rows = _row(_rows, _rows_back)
 _KeepFirst = _row(_on_first, lambda grad, axis: grad)
 _KeepFirstBoth = _row(_on_first, _on_first)
 _Whole = _row(_same, _on_first)

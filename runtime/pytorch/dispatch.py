@@ -8,9 +8,13 @@ gathered  ("held")      tokens are whole on all ranks of the axis: each takes th
 dispatched ("dispatch") every rank has tokens of its own: rows go to their experts' ranks by an
                         uneven all-to-all, results come back by its inverse, gradients likewise.
 
+Tokens may travel in pieces, each with routes of its own: what stands between `Routes.set_out` and
+`Routes.arrive`, and between `set_back` and `come_home`, hides the hop that starts there (PipeMoE,
+Shi et al. 2023, section III; ScheMoE, Shi et al. 2024, section 3).
+
 Over several axes rows hop along one after the other, the innermost first: to the peer that has the
-experts' place along it, then across. The numbers of rows go ahead of them, along all axes before
-the host waits, once a call, to cut what it sends.
+experts' place along it, then across. The numbers of rows go ahead of them, of all
+pieces at once and along all axes before the host waits, once a call, to cut what it sends.
 
 What one rank issues along each axis, with n tokens of k routes, rows of d numbers, e experts:
 
@@ -37,28 +41,31 @@ import torch
 from torch import Tensor
 
 from autopar.runtime.pytorch import ranks, transport
-from autopar.runtime.pytorch.collectives import exchange_rows
 from autopar.runtime.pytorch.routed_rows import note
+from autopar.runtime.pytorch.travelling import (
+    Exchange,
+    Travelling,
+    begin_rows,
+    exchange_rows,
+    wait_rows,
+)
 from autopar.runtime.shared.settings import ProgramError
 
 Axes = str | Sequence[str]
+Going = Tensor | Travelling
+"""Rows on a hop; where none is made, here."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Hop:
     """One exchange of rows, which lie by the rank that they go to.
 
-    sent, received: rows to and from each rank along ``axis``.
-    order:          those that have come, in the order in which they go on: by the rank of the next
-                    hop, or by expert.
-    counted:        rows that each exchange counts as, see the head of this file.
+    order: those that have come, in the order in which they go on: by the rank of the next hop, or
+           by expert.
     """
 
-    axis: str
-    sent: tuple[int, ...]
-    received: tuple[int, ...]
+    exchange: Exchange
     order: Tensor
-    counted: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,19 +85,31 @@ class Routes:
     share: int
     whole: bool
 
-    def to_experts(self, h: Tensor) -> Tensor:
-        """[s, d], a row for each chosen route -> [r, d] in the order of own experts."""
-        for hop in self.hops:
-            came = exchange_rows(h, hop.sent, hop.received, hop.axis, hop.counted)
+    def set_out(self, h: Tensor) -> Going:
+        """[s, d], a row for each chosen route, on the first hop."""
+        return begin_rows(h, self.hops[0].exchange) if self.hops else h
+
+    def arrive(self, going: Going) -> Tensor:
+        """What set out -> [r, d] in the order of own experts."""
+        h = going if isinstance(going, Tensor) else wait_rows(going)
+        for i, hop in enumerate(self.hops):
+            came = exchange_rows(h, hop.exchange) if i else h
             h = came.index_select(0, hop.order)
         return h
 
-    def to_tokens(self, h: Tensor) -> Tensor:
-        """The way back: [r, d] -> [s, d]."""
-        for hop in reversed(self.hops):
-            h = h.index_select(0, inverse(hop.order))
-            h = exchange_rows(h, hop.received, hop.sent, hop.axis, hop.counted)
-        return h
+    def set_back(self, h: Tensor) -> Going:
+        """The way back: [r, d] on its last hop."""
+        for hop in self.hops[:0:-1]:
+            h = exchange_rows(h.index_select(0, inverse(hop.order)), hop.exchange.back)
+        if not self.hops:
+            return h
+        return begin_rows(
+            h.index_select(0, inverse(self.hops[0].order)), self.hops[0].exchange.back
+        )
+
+    def come_home(self, going: Going) -> Tensor:
+        """What was set back -> [s, d]."""
+        return going if isinstance(going, Tensor) else wait_rows(going)
 
 
 def inverse(order: Tensor) -> Tensor:
@@ -105,55 +124,90 @@ def routes_of(index: Tensor, own: int, held: Axes = (), dispatch: Axes = ()) -> 
     Every rank along ``dispatch`` must ask, also one without tokens. Raises `ProgramError` where an
     axis is named twice.
     """
+    (routes,) = routes_of_each((index,), own, held, dispatch)
+    return routes
+
+
+def routes_of_each(
+    pieces: Sequence[Tensor], own: int, held: Axes = (), dispatch: Axes = ()
+) -> tuple[Routes, ...]:
+    """`routes_of` of several pieces of the tokens, as many on every rank, whose numbers of rows go
+    ahead together."""
     over, across = _in_mesh(held), _in_mesh(dispatch)
     if set(over) & set(across):
         raise ProgramError(
             f"experts: held={held!r} and dispatch={dispatch!r} name one axis; along it tokens are "
             "either whole on all ranks (held) or each rank's own (dispatch)"
         )
+    hops = across[::-1]
+    starting = [_leaving(index, own, over, hops) for index in pieces]
+    leave, come = _ahead(torch.stack([leaving for _, leaving in starting]), hops)
+    shares = [-(-index.numel() // math.prod(map(transport.size, over))) for index in pieces]
+    sizes = []  # for each piece: how many start here, then of every hop those sent and received
+    for i, (share, (_, leaving)) in enumerate(zip(shares, starting, strict=True)):
+        sides = [side[i].sum(1) for pair in zip(leave, come, strict=True) for side in pair]
+        if over or sides:
+            sizes += [(leaving.sum().unsqueeze(0), share), *((side, share) for side in sides)]
+    counts = on_host(sizes) if sizes else []
+    each = len(counts) // len(pieces)
+    made = []
+    for i, (chosen, leaving) in enumerate(starting):
+        number, *rows = counts[i * each : (i + 1) * each] or [[]]
+        of_hops = zip(hops, rows[::2], rows[1::2], come, strict=True)
+        made.append(
+            Routes(
+                chosen[: number[0]] if over else chosen,
+                tuple(
+                    Hop(
+                        Exchange(tuple(sent), tuple(came), axis, shares[i]),
+                        _by_key(there[i], sum(came)),
+                    )
+                    for axis, sent, came, there in of_hops
+                ),
+                come[-1][i].sum(0) if come else leaving,
+                shares[i],
+                not over,
+            )
+        )
+    note(torch.stack([routes.rows for routes in made]).sum(0), _in_mesh((*over, *across)))
+    return tuple(made)
+
+
+def _leaving(
+    index: Tensor, own: int, over: Sequence[str], hops: Sequence[str]
+) -> tuple[Tensor, Tensor]:
+    """Routes in the order of leaving, and [keys] how many leave by key (`_keys`)."""
     keys, count = index.reshape(-1), own
-    if over or across:
-        keys, count = _keys(keys, own, over, across[::-1])
-    chosen = keys.argsort(stable=True)
+    if over or hops:
+        keys, count = _keys(keys, own, over, hops)
     # Routes that start elsewhere have a place of their own, those to no expert none: an error.
     leaving = keys.new_zeros(count + bool(over))
     leaving = leaving.scatter_add(0, keys, torch.ones_like(keys))[:count]
-    leave, come = _ahead(leaving, across[::-1])
-    share = -(-len(keys) // math.prod(map(transport.size, over)))
-    sums = [side.sum(1) for pair in zip(leave, come, strict=True) for side in pair]
-    number, *sizes = on_host([leaving.sum().unsqueeze(0), *sums], share) if over or sums else [[]]
-    hops = [
-        Hop(axis, tuple(sent), tuple(received), _by_key(there, sum(received)), share)
-        for axis, sent, received, there in zip(
-            across[::-1], sizes[::2], sizes[1::2], come, strict=True
-        )
-    ]
-    rows = come[-1].sum(0) if come else leaving
-    note(rows, _in_mesh((*over, *across)))
-    return Routes(chosen[: number[0]] if over else chosen, tuple(hops), rows, share, not over)
+    return keys.argsort(stable=True), leaving
 
 
 def _ahead(leaving: Tensor, axes: Sequence[str]) -> tuple[list[Tensor], list[Tensor]]:
-    """For each hop [ranks, keys], rows by where they go, and by where they come from.
+    """For each hop [pieces, ranks, keys], rows by where they go, and by where they come from.
 
-    ``leaving``: rows by key. Behind a hop the keys are those that are left for the next.
+    ``leaving`` [pieces, keys]: rows by key. Behind a hop the keys are those left for the next.
     """
     leave, come = [], []
     for axis in axes:
-        leave.append(leaving.view(transport.size(axis), -1))
-        come.append(transport.all_to_all(leave[-1], axis))
-        leaving = come[-1].sum(0)
+        leave.append(leaving.view(len(leaving), transport.size(axis), -1))
+        came = transport.all_to_all(leave[-1].transpose(0, 1), axis)
+        come.append(came.transpose(0, 1))
+        leaving = come[-1].sum(1)
     return leave, come
 
 
-def on_host(sizes: Sequence[Tensor], rows: int) -> list[list[int]]:
-    """The values of ``sizes``, for which the host waits once. Without values, as if each were
-    ``rows`` spread evenly."""
-    if sizes[0].is_meta:
-        return [evenly(rows, len(size)) for size in sizes]
-    values = torch.cat(list(sizes)).tolist()
-    ends = list(itertools.accumulate(map(len, sizes)))
-    return [values[end - len(size) : end] for end, size in zip(ends, sizes, strict=True)]
+def on_host(sizes: Sequence[tuple[Tensor, int]]) -> list[list[int]]:
+    """The values of sizes, for which the host waits once. Without values, as if each were the rows
+    beside it spread evenly."""
+    if sizes[0][0].is_meta:
+        return [evenly(rows, len(size)) for size, rows in sizes]
+    values = torch.cat([size for size, _ in sizes]).tolist()
+    ends = list(itertools.accumulate(len(size) for size, _ in sizes))
+    return [values[end - len(size) : end] for end, (size, _) in zip(ends, sizes, strict=True)]
 
 
 def evenly(rows: int, ways: int) -> list[int]:

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from autopar.runtime.pytorch.accelerators import multiplies_groups
-from autopar.runtime.pytorch.dispatch import Axes, inverse, routes_of
+from autopar.runtime.pytorch.dispatch import Axes, Going, Routes, inverse, routes_of_each
 from autopar.runtime.pytorch.halves import traded
 from autopar.runtime.shared.settings import ProgramError
 
@@ -30,6 +30,7 @@ def experts(
     held: Axes = (),
     dispatch: Axes = (),
     halves: Axes = (),
+    pieces: int = 1,
 ) -> Tensor:
     """``sum_k weights[n, k] * (gate(x[n] up[e]^T + up_bias[e]) down[e]^T + down_bias[e])`` for
     each token n, with ``e = index[n, k]``.
@@ -55,6 +56,9 @@ def experts(
                 what they gate alone, and trades what they give for both of its own f / n. The
                 result is of a sum over the axis, and biases must be None.
 
+    pieces:     of the tokens, one after the other: while rows of one travel, those of another are
+                computed with, in backward too.
+
     Where several axes split experts, the mesh's outermost cuts first. An axis may split f beside
     them in other forms (or with "halves" each half apart, so that a piece has a gate and what it
     gates): the result is then a sum over it too, for which ``down_bias`` must be None.
@@ -67,13 +71,48 @@ def experts(
     not used on one may be on another.
     """
     _check_pieces(up, down, up_bias, down_bias)
-    routes = routes_of(index, len(up), held, dispatch)
-    h = routes.to_experts(x[routes.chosen // index.shape[1]])
-    h = _products(h, routes.rows, up, up_bias, transposed)
-    h = traded(h, halves, routes.share) if halves else h
-    h = gate(*_parts(h, reads)).to(x.dtype)
-    h = _products(h, routes.rows, down, down_bias, transposed)
-    h = routes.to_tokens(h) * weights.reshape(-1)[routes.chosen].unsqueeze(-1)
+
+    def computed(h: Tensor, routes: Routes) -> Tensor:
+        h = _products(h, routes.rows, up, up_bias, transposed)
+        h = traded(h, halves, routes.share) if halves else h
+        h = gate(*_parts(h, reads)).to(x.dtype)
+        return _products(h, routes.rows, down, down_bias, transposed)
+
+    cut = [t.tensor_split(pieces) for t in (x, index, weights)]
+    each = routes_of_each(cut[1], len(up), held, dispatch)
+    return _in_pieces([*zip(*cut, strict=True)], each, computed)
+
+
+def _in_pieces(
+    tokens: Sequence[tuple[Tensor, Tensor, Tensor]],
+    each: Sequence[Routes],
+    computed: Callable[[Tensor, Routes], Tensor],
+) -> Tensor:
+    """What experts make of all pieces of the tokens, each x [n, d], index and weights [n, k].
+
+    Autograd runs what was called last first: gradients of the last piece travel while none is
+    computed with, those of each other one beside the computation of the one behind it.
+    """
+
+    def set_out(i: int) -> Going:
+        x, index, _ = tokens[i]
+        return each[i].set_out(x[each[i].chosen // index.shape[1]])
+
+    going, back = [set_out(0)], []
+    for i, routes in enumerate(each):
+        if i + 1 < len(each):
+            going.append(set_out(i + 1))
+        back.append(routes.set_back(computed(routes.arrive(going[i]), routes)))
+    made = [
+        _weighted(routes.come_home(h), routes, *token)
+        for h, routes, token in zip(back, each, tokens, strict=True)
+    ]
+    return torch.cat(made) if len(made) > 1 else made[0]
+
+
+def _weighted(h: Tensor, routes: Routes, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+    """Of what came home for each route, [s, d] -> [n, d]: the sum over a token's experts."""
+    h = h * weights.reshape(-1)[routes.chosen].unsqueeze(-1)
     if routes.whole:
         h = h.index_select(0, inverse(routes.chosen))
     else:  # zeros where a route is another rank's

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from autopar.runtime.pytorch import transport
-from autopar.runtime.pytorch.collectives import exchange_rows
 from autopar.runtime.pytorch.dispatch import Axes
+from autopar.runtime.pytorch.travelling import Exchange, exchange_rows
 from autopar.runtime.shared.settings import ProgramError
 
 
@@ -40,5 +40,5 @@ def traded(h: Tensor, halves: Axes, counted: int) -> Tensor:
     for run in (here, ways + here):
         received[run // 2] += rows
     stacked = torch.cat([runs[k] for k in order])
-    came = exchange_rows(stacked, tuple(sent), tuple(received), axis, 2 * counted)
+    came = exchange_rows(stacked, Exchange(tuple(sent), tuple(received), axis, 2 * counted))
     return torch.cat(came.view(2, rows, -1 if rows else h.shape[1] // 2).unbind(), dim=1)

@@ -92,20 +92,20 @@ def wait(x: Tensor) -> Tensor:
     return _wait(x)
 
 
-def all_to_all_rows(
+def begin_all_to_all_rows(
     x: Tensor, sent: Sequence[int], received: Sequence[int], axis: str, counted: int
 ) -> Tensor:
     """[sum(sent), ...] -> [sum(received), ...]: the first ``sent[0]`` rows go to rank 0, and so on;
-    those received come in rank order. Any of them may be none, every rank takes part.
+    those received come in rank order. Any of them may be none, every rank takes part. To be read
+    after `wait` alone, which each must be given.
 
     ``counted``: rows that `Counting` is to take it for; how many they are follows from values.
     """
     with counted_as(counted * math.prod(x.shape[1:]) * x.itemsize):
-        return _wait(
-            functional_collectives.all_to_all_single(
-                x.contiguous(), list(received), list(sent), _group(axis)
-            )
+        begun: Tensor = functional_collectives.all_to_all_single(
+            x.contiguous(), list(received), list(sent), _group(axis)
         )
+    return begun
 
 
 _counts: list[int] = []

@@ -77,9 +77,9 @@ def alone(rank: int, world: int, groups: list[list[int]]) -> Iterator[None]:
 
     on_host = dispatch.on_host
 
-    def spread(sizes: Sequence[torch.Tensor], rows: int) -> list[list[int]]:
-        on_host(sizes, rows)  # the host waits, whatever it reads
-        return [dispatch.evenly(rows, len(size)) for size in sizes]
+    def spread(sizes: Sequence[tuple[torch.Tensor, int]]) -> list[list[int]]:
+        on_host(sizes)  # the host waits, whatever it reads
+        return [dispatch.evenly(rows, len(size)) for size, rows in sizes]
 
     def gathered(made: list[Any], own: Any, group: Any = None) -> None:
         made[:] = [own] * len(made)

@@ -143,7 +143,7 @@ def _patched() -> Iterator[None]:
         "begin_reduce_scatter": _reduce_scatter,
         "begin_shift": _begin_shift,
         "wait": lambda x: x,
-        "all_to_all_rows": _all_to_all_rows,
+        "begin_all_to_all_rows": _all_to_all_rows,
     }
     before = {name: getattr(transport, name) for name in functions}
     current = ranks.current

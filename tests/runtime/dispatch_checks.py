@@ -92,7 +92,7 @@ def travelling() -> Iterator[tuple[list[int], list[int]]]:
     """Inside, the bytes of rows that are given to all-to-alls, and of these what others get."""
     given: list[int] = []
     crossing: list[int] = []
-    plain = transport.all_to_all_rows
+    plain = transport.begin_all_to_all_rows
 
     def watched(x: Tensor, sent: Any, received: Any, axis: str, counted: int) -> Tensor:
         size = x.shape[1] * x.itemsize
@@ -100,11 +100,11 @@ def travelling() -> Iterator[tuple[list[int], list[int]]]:
         crossing.append((sum(sent) - sent[transport.index(axis)]) * size)
         return plain(x, sent, received, axis, counted)
 
-    transport.all_to_all_rows = watched
+    transport.begin_all_to_all_rows = watched
     try:
         yield given, crossing
     finally:
-        transport.all_to_all_rows = plain
+        transport.begin_all_to_all_rows = plain
 
 
 def issued(name: str, here: Ranks, routing: str) -> dict[str, Any]:

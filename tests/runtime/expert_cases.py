@@ -112,12 +112,14 @@ FORMS = [Form(*of) for of in itertools.product(READS, EITHER, EITHER)]
 
 @dataclass(frozen=True)
 class Case:
-    """``tokens``: of each place along the axes that split them. ``index``: of all, by place."""
+    """``tokens``: of each place along the axes that split them. ``index``: of all, by place.
+    ``pieces``: in which a rank's tokens travel."""
 
     layout: Layout
     form: Form
     tokens: tuple[int, ...]
     index: Tensor
+    pieces: int = 1
 
 
 def case(layout: Layout, form: Form, routing: str, tokens: str = "even") -> Case:
@@ -214,6 +216,7 @@ def own_part(
             held=case.layout.held,
             dispatch=case.layout.dispatch,
             halves=case.layout.halves,
+            pieces=case.pieces,
         )
         return made
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autopar.runtime.pytorch import ranks as rank_state
+from autopar.runtime.pytorch import transport
 from autopar.runtime.pytorch.dispatch import routes_of
 from autopar.runtime.pytorch.experts import experts
 from autopar.runtime.shared.settings import ProgramError
@@ -64,7 +67,8 @@ def cases(draw: st.DrawFn) -> Case:
     of_one = st.lists(st.integers(0, EXPERTS - 1), min_size=EACH, max_size=EACH)
     rows = draw(st.lists(of_one, min_size=sum(tokens), max_size=sum(tokens)))
     index = torch.tensor(rows, dtype=torch.int64).reshape(-1, EACH)
-    return Case(layout, Form(bias=not (layout.width or layout.halves)), tokens, index)
+    form = Form(bias=not (layout.width or layout.halves))
+    return Case(layout, form, tokens, index, draw(st.integers(1, 4)))
 
 
 @settings(max_examples=60, deadline=None)
@@ -85,6 +89,63 @@ def test_what_a_rank_issues() -> None:
         *(inner, outer, outer, inner),
     ]
     assert checked(case(LAYOUTS["gathered over 4"], Form(), "drawn")) == []
+
+
+def test_what_a_rank_issues_in_pieces() -> None:
+    """Counts of all pieces ahead at once, then the rows of each."""
+    of = case(LAYOUTS["dispatched over 4"], Form(), "drawn", "even")
+    rows = of.tokens[0] // 2 * EACH * WIDTH * 8
+    assert of.tokens[0] % 2 == 0
+    assert checked(replace(of, pieces=2)) == [
+        ("all_to_all", "ep", 2 * EXPERTS * 8),
+        *[("all_to_all", "ep", rows)] * 8,
+    ]
+
+
+def test_rows_of_a_piece_travel_while_another_is_computed_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Begun (b) and waited for (w) are exchanges, around the gates (p) of each of three pieces:
+    the next piece has set out before one is computed with, forward, and in backward all gradients
+    have before any is waited for."""
+    of = replace(case(LAYOUTS["dispatched over 2"], Form("all"), "drawn", "even"), pieces=3)
+    seen: list[str] = []
+
+    class Product(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, h: torch.Tensor) -> torch.Tensor:
+            note("p")
+            return h.clone()
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+            note("p")
+            return grad
+
+    def note(what: str) -> None:
+        if transport.index("ep") == 0:
+            seen.append(what)
+
+    def noting(what: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*arguments: Any) -> Any:
+            note(what)
+            return call(*arguments)
+
+        return noted
+
+    def task(here: Any) -> Any:
+        if here.rank:
+            return own_part(of, here.rank)
+        with pytest.MonkeyPatch.context() as patch:  # of what stands for the transport meanwhile
+            for name, what in (("begin_all_to_all_rows", "b"), ("wait", "w")):
+                patch.setattr(transport, name, noting(what, getattr(transport, name)))
+            return own_part(of, here.rank)
+
+    monkeypatch.setattr(torch, "tanh", Product.apply)
+    simulated.run(of.layout.mesh, task)
+    forward = "b" + "bwpb" * 2 + "wpb" + "www"
+    backward = "bbb" + "wpb" * 2 + "w" + "wpb" + "ww"
+    assert "".join(seen) == forward + backward
 
 
 def test_halves_are_traded_once_each_way() -> None:

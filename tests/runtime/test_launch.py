@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, cast
 
 import pytest
 
@@ -23,7 +23,7 @@ from autopar.nouns.style import Style
 from autopar.runtime.jobs import pytorch_launch
 from autopar.runtime.jobs.failures import RankFailed
 from autopar.runtime.jobs.launch import run, verify, verify_many
-from autopar.runtime.jobs.pytorch_launch import _ctrl_c_later
+from autopar.runtime.jobs.pytorch_launch import _ctrl_c_later, waited
 from tests.runtime import folders
 
 pytestmark = pytest.mark.gloo
@@ -283,6 +283,23 @@ def test_ranks_end_with_a_run_that_is_killed(tmp_path: Path) -> None:
             assert time.monotonic() < late
             time.sleep(0.1)
         job.communicate(timeout=60)
+
+
+def test_no_wait_is_long_so_that_ctrl_c_is_seen() -> None:
+    """One that comes after Python has looked for it, before it waits, is seen when a wait ends."""
+
+    class Job:
+        waits: ClassVar[list[float]] = []
+
+        def wait(self, timeout: float) -> int:
+            self.waits.append(timeout)
+            if len(self.waits) < 3:
+                raise subprocess.TimeoutExpired("job", timeout)
+            return 7
+
+    assert waited(cast("subprocess.Popen[bytes]", Job())) == 7
+    assert len(Job.waits) == 3
+    assert max(Job.waits) <= 1
 
 
 def test_ctrl_c_waits_until_what_was_started_is_known() -> None:

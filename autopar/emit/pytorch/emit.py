@@ -19,6 +19,7 @@ from autopar.emit.pytorch.classes import (
     module_tree,
 )
 from autopar.emit.pytorch.counts import count_names
+from autopar.emit.pytorch.experts import tokens_in_pieces
 from autopar.emit.pytorch.gathering import gather_modules
 from autopar.emit.pytorch.legend import legend, state
 from autopar.emit.pytorch.masks import as_bands, as_bounds
@@ -165,7 +166,7 @@ def _prepared(lowered: Lowered, probes: bool, sizes: Sizes) -> Lowered:
         return lowered
     for rewrite in (without_detours, fuse_biases, as_bands, as_bounds):
         lowered = rewrite(lowered)
-    return in_pieces(as_normalised(shorter_views(lowered, sizes)))
+    return tokens_in_pieces(in_pieces(as_normalised(shorter_views(lowered, sizes))))
 
 
 def _wide(

@@ -9,7 +9,11 @@ from dataclasses import replace
 from autopar.emit.pytorch.elementwise import PRINTERS as ELEMENTWISE
 from autopar.emit.pytorch.site import HEAVY, EmitError, Printer, Site
 from autopar.emit.text import Expr, Lines, call, variable
+from autopar.lowering.lowered import Lowered, LoweredOp
+from autopar.lowering.routed_pieces import pieces_of
 
+PIECES = "pieces"
+"""The attr of calls whose tokens travel in pieces: how many."""
 _READ = {"all": ("h",), "halves": ("gate", "up"), "pairs": ("gate", "up")}
 _ABOUT = '"""What an expert does between its two products, element by element."""'
 
@@ -22,6 +26,8 @@ def _experts(site: Site) -> Expr:
         arguments.append(f'reads="{site.attrs["reads"]}"')
     arguments += ["transposed=True"] if site.attrs["transposed"] else []
     arguments += site.beside
+    if PIECES in site.attrs:
+        arguments.append(f"pieces={site.attrs[PIECES]}")
     return Expr(call("experts", arguments), weight=HEAVY)
 
 
@@ -52,6 +58,18 @@ def _step(site: Site, kind: str, operands: list[Expr], attrs: Mapping[str, objec
         raise EmitError(f"{site.at.op.name}: no printer for {kind!r} between products of experts")
     op = replace(site.at.op, kind=kind, attrs=attrs)
     return printer(replace(site, at=replace(site.at, op=op), args=tuple(operands)))
+
+
+def tokens_in_pieces(lowered: Lowered) -> Lowered:
+    """``lowered`` with calls that say in how many pieces their tokens travel."""
+    counts = {op.op.name: pieces_of(lowered, op) for op in lowered.ops if lowered.expert_pieces}
+
+    def counted(op: LoweredOp) -> LoweredOp:
+        attrs = {**op.op.attrs, PIECES: counts[op.op.name]}
+        return replace(op, op=replace(op.op, attrs=attrs))
+
+    ops = (counted(op) if counts.get(op.op.name, 1) > 1 else op for op in lowered.ops)
+    return replace(lowered, ops=tuple(ops)) if counts else lowered
 
 
 PRINTERS: Mapping[str, Printer] = {"experts": _experts}

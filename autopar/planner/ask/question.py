@@ -77,14 +77,28 @@ class Question:
             return ONE  # products in 8 bits are one call
         if self.pins.tp_pieces is not None:
             return (self.pins.tp_pieces,)
+        return ONE if self.one_host else COUNTS
+
+    @property
+    def expert_pieces(self) -> tuple[int, ...]:
+        """In how many pieces tokens may travel to their experts."""
+        if self.framework != "torch":
+            return ONE
+        if self.pins.expert_pieces is not None:
+            return (self.pins.expert_pieces,)
+        return ONE if self.one_host else COUNTS
+
+    @property
+    def one_host(self) -> bool:
+        """Whether the cores that compute are those that copy what is sent."""
         levels = self.cluster.levels
-        inside = levels[-1].library == "gloo" and len(levels) == 1
-        return ONE if inside else COUNTS  # the cores that compute are those that copy
+        return levels[-1].library == "gloo" and len(levels) == 1
 
     def prices(self, mesh: Mesh, works: dict[tuple[object, ...], Work] | None = None) -> Prices:
         """Prices on ``mesh``, with its ``microbatch`` axis."""
         asked = self.cluster, mesh, self.precision, self.fusion
-        return Prices(*asked, pieces=self.pieces, works={} if works is None else works)
+        works = {} if works is None else works
+        return Prices(*asked, pieces=self.pieces, expert_pieces=self.expert_pieces, works=works)
 
     @property
     def offloads(self) -> bool:

@@ -13,6 +13,7 @@ from autopar.nouns.layout import (
     BUCKET,
     CHUNKS,
     DEGREES,
+    EXPERT_PIECES,
     KERNELS,
     OF_PROGRAMS,
     PIECES,
@@ -65,6 +66,11 @@ def read_pins(pairs: Mapping[str, str]) -> Pins:
             f"--fix {pins}: layouts of architecture figures have the buckets, dtypes and "
             f"all-reduces of their software; leave {BUCKET}, {REDUCE} and {ALL_REDUCE} out, or "
             "give `autopar plan` a model"
+        )
+    if pins.expert_pieces not in (None, 1):
+        raise LayoutError(
+            f"--fix {EXPERT_PIECES}={pins.expert_pieces}: layouts of architecture figures have "
+            "tokens travel at once; leave it out, or give a model in place of --arch"
         )
     if pins.tp_pieces not in (None, 1):
         raise LayoutError(

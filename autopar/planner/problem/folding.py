@@ -82,7 +82,8 @@ def pose(
     matrices: int | None = None,
 ) -> Posed:
     """As `fold`, with the model's state free of charge."""
-    legal = Legal(mesh, cut, bindings, must_split, even, experts, rows, matrices)
+    travel = 1 not in prices.expert_pieces  # as many pieces are pinned
+    legal = Legal(mesh, cut, bindings, must_split, even, experts, rows, matrices, travel)
     ledger = Ledger(MovePrices(Codes(mesh), prices), mesh.size(MICROBATCH))
     folding = _Folding(graph, legal, ledger)
     folding.run()

@@ -14,6 +14,7 @@ from autopar.nouns.plan import key
 from autopar.planner.problem.bindings import Bindings
 from autopar.rules.cut import BatchCut
 from autopar.rules.expert_products import Experts
+from autopar.rules.implementations.table import DISPATCH
 from autopar.rules.notation import BoundRule
 from autopar.rules.strategies import Strategy, alternatives, flows, restricted, strategies
 from autopar.rules.work import PRODUCTS
@@ -35,7 +36,7 @@ class Legal:
     which the data axes do better.) ``must_split``: products that a model axis can split are split.
     ``even``: all ranks get pieces of one size. ``experts``: ranks that the experts of a layer are
     spread over, ``matrices``: that split each one's; None: as many as is best. ``rows``: ranks of
-    ``cp`` keep to rows of attention.
+    ``cp`` keep to rows of attention. ``travel``: tokens travel to experts along one axis.
     """
 
     mesh: Mesh
@@ -46,6 +47,7 @@ class Legal:
     experts: int | None = None
     rows: bool = False
     matrices: int | None = None
+    travel: bool = False
     _legal: dict[tuple[str | None, str], tuple[BoundRule, list[Strategy]]] = field(
         default_factory=dict
     )
@@ -77,7 +79,8 @@ class Legal:
             usual = () if experts.matrices else pinned[EXPERT]  # these are where experts are
             pinned[EXPERT] = tuple(dict.fromkeys((*usual, experts.factor)))
         samples, flowing = self.cut.samples.choices[where], any(flows(op, graph.tensors)[1])
-        asked = (self.must_split, self.even, self.experts, self.rows, self.matrices)
+        experts_ask = self.experts, self.matrices, self.travel
+        asked = (self.must_split, self.even, self.rows, *experts_ask)
         ways = self.mesh.axes, self._cut_alike(bound, pinned), asked
         place = (id(bound), op.kind, tuple(pinned.values()), samples, flowing, ways, experts)
         known = self.bindings.strategies
@@ -133,6 +136,12 @@ class Legal:
             if not legal:
                 ranks = " x ".join(str(n) for n in asked.values() if n is not None)
                 raise NoStrategy(f"{op.source}: no {ranks} ranks of {self.mesh} for experts")
+        if op.kind == "experts" and self.travel:
+            legal = [s for s in legal if self._travels(s)]
+            if not legal:
+                raise NoStrategy(
+                    f"{op.source}: tokens travel to experts along no axis of {self.mesh}"
+                )
         if self.must_split and bound.rule.cost in PRODUCTS:
             split = [s for s in legal if any(s.on(a) in bound.factors for a in self.model_axes)]
             legal = split or legal
@@ -168,6 +177,11 @@ class Legal:
         """Whether these factors are split as many ways, where that is asked."""
         ways = self._ways(strategy, bound)
         return all(n is None or ways.get(name, 1) == n for name, n in asked.items())
+
+    def _travels(self, strategy: Strategy) -> bool:
+        """Whether tokens go to their experts along one axis."""
+        axes = [axis for axis, choice in strategy.choices if choice == DISPATCH]
+        return len([axis for axis in axes if self.mesh.size(axis) > 1]) == 1
 
     def _ways(self, strategy: Strategy, bound: BoundRule) -> dict[str, int]:
         """How many ways each factor is split."""

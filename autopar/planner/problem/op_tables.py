@@ -13,6 +13,7 @@ from autopar.nouns.mesh import Mesh
 from autopar.nouns.sharding import Placement, Sharding
 from autopar.planner.problem.codes import Codes, Ints, digit
 from autopar.planner.problem.saved import saved_bytes
+from autopar.pricing.op_prices import op_ps
 from autopar.pricing.prices import Prices
 from autopar.rules.notation import BoundRule
 from autopar.rules.strategies import (
@@ -107,7 +108,7 @@ def op_table(
             for name, want, grad in zip(op.inputs, wants, into, strict=True)
         )
         lowered = LoweredOp(op, bound, legal[row], operands, gives)
-        cost.append(prices.op(lowered, tensors, scope))
+        cost.append(op_ps(prices, lowered, tensors, scope))
         kept.append(saved_bytes(lowered, tensors, mesh, saved))
     alike = forms.alike
     return OpTable(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from autopar.lowering import routed_pieces
 from autopar.lowering.lowered import Lowered
 from autopar.lowering.pieces import every_site, with_pieces
+from autopar.lowering.routed_pieces import with_expert_pieces
 from autopar.lowering.spread import lower
 from autopar.nouns.axes import MICROBATCH
 from autopar.nouns.mesh import Mesh
@@ -20,6 +22,7 @@ from autopar.planner.problem.legal import NoStrategy
 from autopar.planner.problem.nodes import Folded
 from autopar.planner.problem.posed import Posed, least_used
 from autopar.planner.problem.solving import Solver
+from autopar.pricing import op_prices
 from autopar.pricing.cut_model import CutModel
 from autopar.pricing.cuts import Cuts
 from autopar.pricing.prices import PICOSECONDS
@@ -117,8 +120,10 @@ def solve(
     binder = solver.bindings.of
     lowered = lower(question.graph, spread, candidate.microbatches, cut, binder=binder)
     lowered = posed.prices.settled(lowered)
-    spread = replace(spread, pieces=chosen(posed.prices, every_site(lowered)))
-    lowered = with_pieces(lowered, spread.pieces)
+    pieces = chosen(posed.prices, every_site(lowered))
+    of_experts = op_prices.chosen(posed.prices, routed_pieces.sites(lowered))
+    spread = replace(spread, pieces=pieces, expert_pieces=of_experts)
+    lowered = with_expert_pieces(with_pieces(lowered, pieces), of_experts)
     summary = summarise(lowered, posed.prices, question.framework)
     model = CutModel(Cuts.of(lowered), summary, posed.prices, question.framework)
     return Solved(candidate, posed, folded, solution, spread, model)
