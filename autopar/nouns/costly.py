@@ -26,7 +26,7 @@ class Costly:
 
 
 BY_MATRIX = Costly(
-    ("linear", "linear_t", "experts"),
+    ("linear", "linear_t", "experts", "grouped_linear"),
     ("mm", "addmm", "linear", "_grouped_mm", "autopar::scaled_product"),
     ("dot_general", "ragged_dot"),
 )

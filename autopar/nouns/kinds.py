@@ -47,6 +47,8 @@ KINDS: Mapping[str, str] = MappingProxyType(
         "linear_t": "x [..., k], weight [k, n]; -> [..., n] (Conv1D of GPT-2, jnp.dot)",
         "matmul": "a [..., m, k], b [..., k, n]",
         "einsum": "operands; equation",
+        "grouped_linear": "x [n, k], index [n] of groups, weight [g, k, m]; -> [n, m], each row by "
+        "the matrix of its group",
         "conv": "x [b, c, *s], weight [o, c/groups, *k]; stride, padding, dilation, groups",
         # attention, one op: q [b, h, s, d], k and v [b, g, t, d], h a multiple of g
         "attention": "q, k, v, mask?; causal, scale (float or null), dropout_p, window? (columns "

@@ -43,4 +43,13 @@ PRODUCTS: Mapping[str, Rule | RuleMaker] = {
         Rule("... m k+, ... k+ n -> ... m n", saves=(0, 1), flops=2.0, cost="matmul")
     ),
     "einsum": _einsum,
+    # Thin groups fill tiles less, and all matrices are read however few rows there are.
+    "grouped_linear": Rule(
+        "n k+, n, g! k+ m~ -> n m~",
+        saves=(0, 1, 2),
+        flop_terms=((2.0, ("n", "k", "m")),),
+        products=(0, 2),
+        sides=((("n",), ("g",)), (("m",), ()), (("k",), ())),
+        cost="matmul",
+    ),
 }

@@ -47,6 +47,7 @@ CALLS: Mapping[str, str] = {
     "softplus": "jax.nn.softplus", "sin": "jnp.sin", "cos": "jnp.cos", "abs": "jnp.abs",
     "not": "jnp.logical_not", "erf": "lax.erf", "square": "jnp.square", "sign": "jnp.sign",
     "floor": "jnp.floor", "detach": "lax.stop_gradient", "linear": "linear",
+    "grouped_linear": "grouped_linear",
     "jax::rem": "jnp.fmod", "jax::is_finite": "jnp.isfinite", "jax::rint": "jnp.rint",
 }  # fmt: skip
 REDUCTIONS: Mapping[str, str] = {

@@ -171,6 +171,11 @@ def widened_call(attrs: Mapping[str, Any]) -> dict[str, Any]:
     return {**attrs, CALL: text}
 
 
+def _as_dtype(name: str, value: Any) -> Any:
+    """A dtype that may be given by its name."""
+    return np.dtype(value) if name == "preferred_element_type" and value is not None else value
+
+
 def _traces_to(
     function: Callable[..., Any],
     shapes: Sequence[Any],
@@ -194,8 +199,8 @@ def _traces_to(
         eqn.primitive.name == name
         and values == list(jaxpr.invars)
         and list(eqn.outvars) == list(jaxpr.outvars)
-        and {k: _shown(v) for k, v in eqn.params.items()}
-        == {k: _shown(v) for k, v in params.items()}
+        and {k: _shown(_as_dtype(k, v)) for k, v in eqn.params.items()}
+        == {k: _shown(_as_dtype(k, v)) for k, v in params.items()}
     )
 
 
@@ -298,7 +303,7 @@ def _value(value: Any) -> str:
         if hasattr(jax.lax, kind):
             return f"lax.{kind}.{value.name}"
         raise Unwritten(kind)
-    if isinstance(value, np.dtype) or isinstance(value, type):
+    if isinstance(value, np.dtype | type) or _is_dtype(value):
         return _dtype(str(np.dtype(value)))
     kind = type(value).__name__
     if getattr(jax.lax, kind, None) is type(value):
@@ -315,6 +320,11 @@ def _value(value: Any) -> str:
     if value is None or isinstance(value, bool | int | float):
         return repr(value)
     raise Unwritten(kind)
+
+
+def _is_dtype(value: Any) -> bool:
+    """``jnp.float32`` and its like, which are no types."""
+    return callable(value) and isinstance(getattr(value, "dtype", None), np.dtype)
 
 
 def _numbers(value: Any, name: str) -> str:

@@ -52,6 +52,7 @@ from autopar.frontends.jax.precision import exact_constants
 from autopar.frontends.jax.products import products_named
 from autopar.frontends.jax.remarks import remarks
 from autopar.frontends.jax.simplify import simplified
+from autopar.frontends.jax.sorted_rows import rows_in_place
 from autopar.frontends.jax.vocabulary import lookups_lifted
 from autopar.frontends.shared.captured import Captured
 from autopar.frontends.shared.kept_state import KeptState
@@ -187,6 +188,7 @@ def _graph(draft: Draft, constants: Constants) -> tuple[Graph, Stacks, tuple[Ope
         attention_lifted,
         products_named,
         lookups_lifted,
+        rows_in_place,
         folded,
     ):
         draft = step(draft)

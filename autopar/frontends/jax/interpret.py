@@ -202,6 +202,13 @@ _REDUCE: Mapping[str, Callable[..., Any]] = {
 }  # fmt: skip
 
 
+def _grouped_linear(attrs: Mapping[str, Any], x: Any, index: Any, weight: Any) -> Any:
+    del attrs
+    inside = (index >= 0) & (index < weight.shape[0])
+    made = jnp.einsum("nk,nkm->nm", x, weight[jnp.where(inside, index, 0)])
+    return jnp.where(inside[:, None], made, 0)
+
+
 def _attention(attrs: Mapping[str, Any], q: Any, k: Any, v: Any, mask: Any = None) -> Any:
     b, h, s, d = q.shape
     g, t = k.shape[1:3]
@@ -273,6 +280,7 @@ _OTHER: Mapping[str, Callable[..., Any]] = {
     "einsum": lambda a, *xs: jnp.einsum(a["equation"], *xs),
     "conv": _conv,
     "attention": _attention,
+    "grouped_linear": _grouped_linear,
     "layer_norm": _layer_norm,
     "rms_norm": _rms_norm,
     "softmax": lambda a, x: jax.nn.softmax(x, axis=a["dim"]),

@@ -28,6 +28,7 @@ from autopar.runtime.jax.parallel.gradients import (
     own_pieces,
     squares_of,
 )
+from autopar.runtime.jax.parallel.grouped import grouped_linear
 from autopar.runtime.jax.parallel.kept import restore, save
 from autopar.runtime.jax.parallel.layout import (
     Layout,
@@ -92,9 +93,10 @@ __all__ = [
     "Pipeline", "Settings", "Stack", "Stage", "StageStep", "State", "Step", "Value",
     "all_reduce", "all_to_all", "attention", "batch_of", "by_name", "clamp", "clipped", "conv",
     "copy_to", "cross_entropy", "derivative", "embedding", "first_scale", "gather", "gathered",
-    "held_of", "initial_parameters", "join_pieces", "keep_first", "layer", "layer_norm",
-    "layers", "linear", "make_mesh", "next_scale", "norm_of", "optimizer_step", "overflowed",
-    "own_pieces", "pad", "paths_of", "placed", "put", "read_constants", "read_draws",
-    "read_workload", "reduce_scatter", "reducing", "restore", "ring_attention", "rms_norm", "save",
-    "scaled_norm", "scatter", "see_devices", "settled", "shard", "squares_of", "stacked", "whole",
+    "grouped_linear", "held_of", "initial_parameters", "join_pieces", "keep_first", "layer",
+    "layer_norm", "layers", "linear", "make_mesh", "next_scale", "norm_of", "optimizer_step",
+    "overflowed", "own_pieces", "pad", "paths_of", "placed", "put", "read_constants",
+    "read_draws", "read_workload", "reduce_scatter", "reducing", "restore", "ring_attention",
+    "rms_norm", "save", "scaled_norm", "scatter", "see_devices", "settled", "shard",
+    "squares_of", "stacked", "whole",
 ]  # fmt: skip

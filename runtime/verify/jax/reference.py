@@ -241,7 +241,7 @@ class _Lift:
         if name == "bitcast_convert_type":  # bits mean a number in their own dtype only
             own = [jax.lax.convert_element_type(x, v.aval.dtype) for x, v in _typed(eqn, inputs)]
             return [_widened_array(eqn.primitive.bind(*own, **given))]
-        given = {k: np.dtype(WIDE[str(v)]) if str(v) in WIDE else v for k, v in given.items()}
+        given = {k: _wide_parameter(v) for k, v in given.items()}
         if "precision" in given:  # an algorithm may be one that rounds its operands first
             given["precision"] = None
         result = eqn.primitive.bind(*inputs, **given)
@@ -263,6 +263,14 @@ class _Lift:
             reverse=eqn.params["reverse"],
         )
         return [*carry, *stacks]
+
+
+def _wide_parameter(value: Any) -> Any:
+    """A parameter of a primitive, in float64 where it is a narrower float: a dtype, the name of
+    one, or ``jnp.float32`` and its like."""
+    dtype = getattr(value, "dtype", None)
+    name = str(dtype) if callable(value) and isinstance(dtype, np.dtype) else str(value)
+    return np.dtype(WIDE[name]) if name in WIDE else value
 
 
 def _typed(eqn: Any, inputs: list[Any]) -> Iterator[tuple[Any, Any]]:
