@@ -209,8 +209,9 @@ class Models:
             return None
         samples = min((n for n in known if n > own), default=max(known))
         model, share = known[samples], own / samples
-        # Fewer samples take no less each; more of them, no less.
-        return model, Likeness(min(1.0, share), share, model.solved.squeezable)
+        # Fewer samples take no less each; more of them, no less, nor less than what bounds all.
+        seconds = max(min(1.0, share), self.least_pass_s(shape) / model.pass_s)
+        return model, Likeness(seconds, share, model.solved.squeezable)
 
     def _leaner(self, shape: Shape, fastest: Model | None) -> Model | None:
         """The fastest sharding that is charged for what state moves once a step, or under a limit
