@@ -42,7 +42,8 @@ def dominated(m: Model) -> npt.NDArray[np.bool_]:
             m.term_usage[m.term_start[t] : m.term_start[t + 1]]
             for t in terms[term_at[v] : term_at[v + 1]]
         ]
-        gone[lo:hi] = _dominated_labels(m.unary[lo:hi], blocks, usage)
+        with np.errstate(invalid="ignore"):  # inf - inf: not a number, see `_excess`
+            gone[lo:hi] = _dominated_labels(m.unary[lo:hi], blocks, usage)
     return gone
 
 
@@ -66,9 +67,7 @@ def _dominated_labels(
     at_least = worst.copy()
     for lines in blocks:
         few = lines[:, :: -(-lines.shape[1] // SAMPLE)]
-        excess = _excess(few[:, None, :], few[None, :, :])
-        with np.errstate(invalid="ignore"):  # -inf + inf: not a number, so not <= 0
-            at_least += excess
+        at_least += _excess(few[:, None, :], few[None, :, :])  # -inf + inf is not <= 0
     rival, mine = np.nonzero(at_least <= 0)
     rival, mine = rival[rival != mine], mine[rival != mine]
     total = worst[rival, mine]
@@ -76,8 +75,7 @@ def _dominated_labels(
         step = max(1, CHUNK // lines.shape[1])
         for lo in range(0, len(rival), step):
             part = slice(lo, lo + step)
-            with np.errstate(invalid="ignore"):
-                total[part] += _excess(lines[rival[part]], lines[mine[part]])
+            total[part] += _excess(lines[rival[part]], lines[mine[part]])
     worst = np.full((size, size), np.inf)
     worst[rival, mine] = total
     better = worst <= 0
@@ -88,8 +86,7 @@ def _dominated_labels(
 
 def _excess(mine: Floats, other: Floats) -> Floats:
     """max_j [mine - other] over the last axis; where other is infinite there is nothing to lose."""
-    with np.errstate(invalid="ignore"):
-        change = mine - other
+    change = mine - other
     change[np.isnan(change)] = -np.inf
     out: Floats = change.max(axis=-1)
     return out

@@ -38,26 +38,53 @@ class StagePart:
     gives: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A lowered graph with what every cut of it asks for.
+
+    by_result: the op that makes each value.
+    remade:    see `remade`.
+    idle:      parameters and buffers of the top level that no op of it reads.
+    """
+
+    lowered: Lowered
+    by_result: Mapping[str, LoweredOp]
+    remade: frozenset[str]
+    idle: frozenset[str]
+
+    @staticmethod
+    def of(lowered: Lowered) -> Whole:
+        by_result = {name: op for op in lowered.ops for name in op.op.outputs}
+        return Whole(lowered, by_result, frozenset(remade(lowered)), _unread(lowered))
+
+
 def stage_parts(lowered: Lowered, stages: Sequence[Stage]) -> tuple[StagePart, ...]:
     """The parts of ``stages``, which share the spread that ``lowered`` is of.
 
     Raises:
         CutError: a first op that the top level does not have, or that is out of order.
     """
+    return parts_of(Whole.of(lowered), stages, range(len(stages)))
+
+
+def parts_of(
+    whole: Whole, stages: Sequence[Stage], wanted: Collection[int]
+) -> tuple[StagePart, ...]:
+    """As `stage_parts`, of those of the stages that are ``wanted``."""
+    lowered = whole.lowered
     runs = op_runs(lowered.ops, stages)
     maker = {name: i for i, run in enumerate(runs) for op in run for name in op.op.outputs}
-    by_result = {name: op for op in lowered.ops for name in op.op.outputs}
-    again = remade(lowered)
     final = set(lowered.graph.outputs)
-    needed = [_needed(run, again, final) for run in runs]
-    own = [(*_again(run, by_result, maker, again, i), *run) for i, run in enumerate(needed)]
+    needed = [_needed(run, whole.remade, final) for run in runs]
+    own = [(*_again(run, whole, maker, i), *run) for i, run in enumerate(needed)]
     takes = [_in_order(lowered, {n for n in _read(ops) if n in maker} - _made(ops)) for ops in own]
     parts = []
-    idle = _unread(lowered)
     for i, ops in enumerate(own):
+        if i not in wanted:
+            continue
         sent = {name for later in takes[i + 1 :] for name in later}
         gives = _in_order(lowered, {n for op in runs[i] for n in op.op.outputs} & (sent | final))
-        held = _part(lowered, ops, takes[i], gives, sent, frozenset() if i else idle)
+        held = _part(lowered, ops, takes[i], gives, sent, frozenset() if i else whole.idle)
         parts.append(StagePart(held, takes[i], gives))
     return tuple(parts)
 
@@ -124,7 +151,9 @@ def remade(lowered: Lowered) -> set[str]:
     return recomputed
 
 
-def _needed(run: Sequence[LoweredOp], remade: set[str], final: set[str]) -> tuple[LoweredOp, ...]:
+def _needed(
+    run: Sequence[LoweredOp], remade: frozenset[str], final: set[str]
+) -> tuple[LoweredOp, ...]:
     """``run`` without what later stages alone read and make for themselves."""
     kept: list[LoweredOp] = []
     read = set(final)
@@ -136,21 +165,20 @@ def _needed(run: Sequence[LoweredOp], remade: set[str], final: set[str]) -> tupl
 
 
 def _again(
-    run: Sequence[LoweredOp],
-    by_result: Mapping[str, LoweredOp],
-    maker: Mapping[str, int],
-    remade: set[str],
-    stage: int,
+    run: Sequence[LoweredOp], whole: Whole, maker: Mapping[str, int], stage: int
 ) -> tuple[LoweredOp, ...]:
     """Ops of earlier stages that this one runs too, in the order of the graph."""
     wanted: dict[str, None] = {}
     waiting = [*_read(run)]
     while waiting:
         name = waiting.pop()
-        if name in remade and maker[name] < stage and name not in wanted:
-            wanted |= dict.fromkeys(by_result[name].op.outputs)
-            waiting += by_result[name].op.inputs
-    return tuple(op for name, op in by_result.items() if name in wanted and op.op.name == name)
+        if name in whole.remade and maker[name] < stage and name not in wanted:
+            wanted |= dict.fromkeys(whole.by_result[name].op.outputs)
+            waiting += whole.by_result[name].op.inputs
+    if not wanted:
+        return ()
+    every = whole.by_result.items()
+    return tuple(op for name, op in every if name in wanted and op.op.name == name)
 
 
 def _part(

@@ -14,13 +14,19 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from operator import le
+from itertools import chain
+from operator import itemgetter, le
 from typing import Literal, NamedTuple, cast
+
+import numpy as np
+from numpy.typing import NDArray
 
 from autopar.nouns.errors import UserError
 
 ActionKind = Literal["F", "B", "I", "W"]
 KINDS: tuple[ActionKind, ...] = ("F", "B", "I", "W")
+PLACES = {kind: place for place, kind in enumerate(KINDS)}
+Places = NDArray[np.intp]
 _TEXT = re.compile(r"(\d+)([FBIW])(\d+)")
 
 
@@ -77,6 +83,18 @@ def from_text(text: str) -> Lists:
     return tuple(tuple(map(Action.parse, line.split())) for line in lines)
 
 
+class Columns(NamedTuple):
+    """All actions, those of one rank behind those of the one before it; arrays of equal length.
+
+    starts: [ranks + 1] where those of each rank begin. kind: place among `KINDS`.
+    """
+
+    starts: Places
+    stage: Places
+    kind: Places
+    microbatch: Places
+
+
 @dataclass(frozen=True)
 class Schedule:
     """Who does what in which order.
@@ -100,6 +118,21 @@ class Schedule:
     @cached_property
     def actions(self) -> frozenset[Action]:
         return frozenset(action for actions in self.lists for action in actions)
+
+    @cached_property
+    def columns(self) -> Columns:
+        """All actions in arrays of equal length."""
+        flat = list(chain.from_iterable(self.lists))
+        stage, kind, microbatch = (
+            np.fromiter(column, np.intp, len(flat))
+            for column in (
+                map(itemgetter(0), flat),
+                map(PLACES.__getitem__, map(itemgetter(1), flat)),
+                map(itemgetter(2), flat),
+            )
+        )
+        starts = np.cumsum([0, *map(len, self.lists)]).astype(np.intp)
+        return Columns(starts, stage, kind, microbatch)
 
     @cached_property
     def in_flight(self) -> tuple[tuple[Mapping[int, int], ...], ...]:

@@ -9,8 +9,10 @@ order in which the sender's list makes it, which both know.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import pairwise
+
+import numpy as np
 
 from autopar.pipeline.actions import KINDS, Action, Schedule, ScheduleError
 
@@ -62,7 +64,7 @@ def held(
     not change it.
     """
     if pending is not None:
-        return tuple(_most(actions, weight, pending) for actions in schedule.lists)
+        return _most(schedule, weight, pending)
     return tuple(
         max((sum(weight(s) * n for s, n in moment.items()) for moment in moments), default=0.0)
         for moments in schedule.in_flight
@@ -70,14 +72,16 @@ def held(
 
 
 def _most(
-    actions: Sequence[Action], weight: Callable[[int], float], pending: Callable[[int], float]
-) -> float:
-    now, most = 0.0, 0.0
-    for action in actions:
-        own, left = weight(action.stage), pending(action.stage)
-        now += {"F": own, "B": -own, "I": left - own, "W": -left}[action.kind]
-        most = max(most, now)
-    return most
+    schedule: Schedule, weight: Callable[[int], float], pending: Callable[[int], float]
+) -> tuple[float, ...]:
+    starts, stage, kind, _ = schedule.columns
+    stages = range(len(schedule.ranks))
+    own, left = (np.array([float(of(s)) for s in stages]) for of in (weight, pending))
+    changes = np.stack([own, -own, left - own, -left])  # as `KINDS`
+    change = changes[kind, stage]
+    return tuple(
+        float(change[first:end].cumsum().max(initial=0.0)) for first, end in pairwise(starts)
+    )
 
 
 def _check_complete(schedule: Schedule) -> None:

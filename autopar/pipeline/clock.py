@@ -11,21 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain, pairwise
-from operator import attrgetter
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.pipeline.actions import KINDS, Action, Schedule
+from autopar.pipeline.actions import KINDS, PLACES, Action, Places, Schedule
 from autopar.pipeline.check import check
 
 Table = NDArray[np.float64]
-Places = NDArray[np.intp]
 Pair = tuple[int, int]
 
-PLACES = {kind: place for place, kind in enumerate(KINDS)}
 COSTS = len(KINDS) + 1
 """Costs of a stage: those of `KINDS`, and of its first forward."""
 
@@ -127,17 +124,8 @@ class _Actions(NamedTuple):
 
     @staticmethod
     def of(schedule: Schedule) -> _Actions:
-        lists = schedule.lists
-        flat = list(chain.from_iterable(lists))
-        stage, kind, microbatch = (
-            np.fromiter(column, np.intp, len(flat))
-            for column in (
-                map(attrgetter("stage"), flat),
-                map(PLACES.__getitem__, map(attrgetter("kind"), flat)),
-                map(attrgetter("microbatch"), flat),
-            )
-        )
-        rank = np.repeat(np.arange(len(lists)), [len(actions) for actions in lists])
+        starts, stage, kind, microbatch = schedule.columns
+        rank = np.repeat(np.arange(len(schedule.lists)), np.diff(starts))
         forward = kind == PLACES["F"]
         own = np.flatnonzero(forward)
         _, first = np.unique(stage[own], return_index=True)
@@ -211,7 +199,7 @@ def first_forwards(schedule: Schedule) -> frozenset[Action]:
     return frozenset(firsts.values())
 
 
-def _held(actions: _Actions, ranks: int, stages: int) -> list[NDArray[np.intp]]:
+def _held(actions: _Actions, ranks: int, stages: int) -> list[Places]:
     """Of each rank which counts of microbatches, by stage, it holds at its peaks."""
     kind = actions.cost - COSTS * actions.stage
     change = np.where(actions.pass_ == 0, 1, np.where(kind == PLACES["I"], 0, -1))
@@ -219,36 +207,48 @@ def _held(actions: _Actions, ranks: int, stages: int) -> list[NDArray[np.intp]]:
     counts = []
     for first, end in pairwise(begin.tolist()):
         changed = first + np.flatnonzero(change[first:end])
-        own, place = np.unique(actions.stage[changed], return_inverse=True)
-        rows = np.zeros((len(changed), len(own)), dtype=np.intp)
-        rows[np.arange(len(changed)), place] = change[changed]
-        now = rows.cumsum(axis=0)
+        own, rows = _by_stage(actions.stage[changed], change[changed])
         peaks = np.flatnonzero((change[changed][:-1] > 0) & (change[changed][1:] < 0))
-        distinct = np.unique(now[peaks], axis=0) if len(own) > 1 else now[peaks].max(axis=0)[None]
+        now = rows.cumsum(axis=0)[peaks]
+        distinct = _distinct(now) if len(own) > 1 else now.max(axis=0)[None]
         held = np.zeros((len(distinct), stages), dtype=np.intp)
         held[:, own] = distinct
         counts.append(held)
     return counts
 
 
-def _pending(actions: _Actions, ranks: int, stages: int) -> list[NDArray[np.intp]]:
+def _pending(actions: _Actions, ranks: int, stages: int) -> list[Places]:
     """As `_held`, behind every F and I, with the microbatches whose W alone is left in the second
     half of the columns."""
     kind = actions.cost - COSTS * actions.stage
-    rows = np.zeros((len(kind), 2 * stages), dtype=np.intp)
-    every = np.arange(len(kind))
     weights = kind == PLACES["W"]
-    rows[every, actions.stage] = np.where(actions.pass_ == 0, 1, np.where(weights, 0, -1))
+    change = np.where(actions.pass_ == 0, 1, np.where(weights, 0, -1))
     late = (kind == PLACES["I"]).astype(np.intp) - weights
-    rows[every, stages + actions.stage] = late
     more = (actions.pass_ == 0) | (kind == PLACES["I"])
     begin = np.searchsorted(actions.rank, np.arange(ranks + 1))
     counts = []
     for first, end in pairwise(begin.tolist()):
-        now = rows[first:end].cumsum(axis=0)[more[first:end]]
-        distinct = {row.tobytes(): i for i, row in enumerate(now)}
-        counts.append(now[list(distinct.values())])
+        some = slice(first, end)
+        own, rows = _by_stage(actions.stage[some], change[some])
+        _, behind = _by_stage(actions.stage[some], late[some])
+        distinct = _distinct(np.hstack([rows, behind]).cumsum(axis=0)[more[some]])
+        held = np.zeros((len(distinct), 2 * stages), dtype=np.intp)
+        held[:, np.concatenate([own, stages + own])] = distinct
+        counts.append(held)
     return counts
+
+
+def _by_stage(stage: Places, change: Places) -> tuple[Places, Places]:
+    """The stages of some actions, and [actions, stages] each one's ``change`` at its own."""
+    own, place = np.unique(stage, return_inverse=True)
+    rows = np.zeros((len(stage), len(own)), dtype=np.intp)
+    rows[np.arange(len(stage)), place] = change
+    return own, rows
+
+
+def _distinct(rows: Places) -> Places:
+    """Of equal rows one."""
+    return rows[[*{row.tobytes(): i for i, row in enumerate(rows)}.values()]]
 
 
 def _last_backwards(schedule: Schedule) -> list[tuple[Places, Places]]:

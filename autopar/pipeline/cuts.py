@@ -110,23 +110,25 @@ class _Chain:
         widest = self.units - self.stages + 1
         ends = np.arange(self.units + 1)[:, None]
         first = ends - np.arange(1, widest + 1)[None, :]
-        self.first = np.maximum(first, 0)
         there = first >= 0
+        first = np.maximum(first, 0)
         masks = allowed or [there] * self.stages
         # Stages of equal tables share one place in each of these.
         kinds: dict[tuple[int, ...], int] = {}
-        self.busy: list[Table] = []
-        self.fill: list[Table] = []
-        self.kind = []
+        busy_of: list[Table] = []
+        fill_of: list[Table] = []
+        kind = []
         for tables in zip(busy, fill, masks, strict=True):
             key = tuple(map(id, tables))
             if key not in kinds:
                 kinds[key] = len(kinds)
                 one, filled, mask = tables
-                allows = there & mask[self.first, ends] if allowed else there
-                self.busy.append(np.where(allows, one[self.first, ends], np.inf))
-                self.fill.append(np.where(allows, filled[self.first, ends], np.inf))
-            self.kind.append(kinds[key])
+                allows = there & mask[first, ends] if allowed else there
+                busy_of.append(np.where(allows, one[first, ends], np.inf))
+                fill_of.append(np.where(allows, filled[first, ends], np.inf))
+            kind.append(kinds[key])
+        self.busy, self.fill = np.stack(busy_of), np.stack(fill_of)
+        self.kind = np.array(kind, dtype=np.intp)
         self.onward = self._onward(busy, masks if allowed else None)
 
     def _onward(self, busy: Sequence[Table], masks: Sequence[Mask] | None) -> Table | None:
@@ -151,30 +153,8 @@ class _Chain:
 
     def least_fill(self, bound: float) -> tuple[float, tuple[int, ...]] | None:
         """The chain of least ``sum fill`` among those that keep the bound, and its ends."""
+        from autopar.pipeline import kernels
+
         self.tried += 1
-        keeps = [busy <= bound for busy in self.busy]
-        some = np.any([np.any(kept, axis=0) for kept in keeps], axis=0)
-        wide = int(np.flatnonzero(some).max(initial=-1)) + 1
-        if not wide:
-            return None
-        fills = [
-            np.where(kept[:, :wide], fill[:, :wide], np.inf)
-            for kept, fill in zip(keeps, self.fill, strict=True)
-        ]
-        first = self.first[:, :wide]
-        rows = np.arange(self.units + 1)
-        reach = np.full(self.units + 1, np.inf)
-        reach[0] = 0.0
-        came = []
-        for kind in self.kind:
-            through = reach[first] + fills[kind]
-            chosen = through.argmin(axis=1)
-            came.append(chosen)
-            reach = through[rows, chosen]
-        if not np.isfinite(reach[-1]):
-            return None
-        ends, at = [], self.units
-        for chosen in reversed(came):
-            ends.append(at)
-            at = int(first[at, chosen[at]])
-        return float(reach[-1]), tuple(reversed(ends))
+        total, ends = kernels.least_fill(self.busy, self.fill, self.kind, float(bound))
+        return (float(total), tuple(ends.tolist())) if np.isfinite(total) else None

@@ -1,7 +1,7 @@
-"""The inner loops of `autopar.pipeline.clock`, compiled.
+"""The inner loops of `autopar.pipeline.clock` and `autopar.pipeline.cuts`, compiled.
 
-``actions`` and ``sends`` are `clock._Actions` and `clock._Sends`. Imported with the first clock: a
-plan of one stage needs no compiler.
+``actions`` and ``sends`` are `clock._Actions` and `clock._Sends`. Imported with the first of
+them: a plan of one stage needs no compiler.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -107,3 +107,36 @@ def times(order, actions, sends, costs, sends_s, links, microbatches):
             for c in range(width):
                 ends[r, left + c] = free[r, c]
     return ends, begins, ended
+
+
+@jit
+def least_fill(busy, fill, kind, bound):
+    """The least sum of ``fill`` of a chain of stages whose ``busy`` is within ``bound``, and their
+    ends; infinite where there is none.
+
+    busy, fill: [kinds, end, width - 1] of the run of ``width`` units before ``end``; kind: of every
+                stage. Of equal sums the one of the shortest last stages.
+    """
+    ends, widest = busy.shape[1], busy.shape[2]
+    stages = len(kind)
+    reach = np.full(ends, np.inf)
+    reach[0] = 0.0
+    came = np.zeros((stages, ends), np.intp)
+    for stage in range(stages):
+        own = kind[stage]
+        behind = np.full(ends, np.inf)
+        # every stage before and behind it has a unit at least
+        for end in range(stage + 1, ends - (stages - 1 - stage)):
+            for width in range(min(end - stage, widest)):
+                if busy[own, end, width] <= bound:
+                    through = reach[end - 1 - width] + fill[own, end, width]
+                    if through < behind[end]:
+                        behind[end] = through
+                        came[stage, end] = width
+        reach = behind
+    chosen = np.zeros(stages, np.intp)
+    at = ends - 1
+    for stage in range(stages - 1, -1, -1):
+        chosen[stage] = at
+        at -= 1 + came[stage, at]
+    return reach[-1], chosen

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from autopar.lowering.lowered import Lowered
-from autopar.lowering.stages import StagePart, stage_parts, updated_buffers
+from autopar.lowering.stages import StagePart, Whole, parts_of, updated_buffers
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.plan import Stage
 from autopar.pricing.links import links
@@ -36,6 +36,7 @@ class Cuts:
     ties: tuple[tuple[int, int], ...] = ()
     flows: tuple[Flow, ...] = ()
     _parts: dict[tuple[int, int], StagePart] = field(default_factory=dict)
+    _whole: Whole | None = None
     _kinds: bytes = b""
     _calls: dict[tuple[int, int], Mapping[str, int]] = field(default_factory=dict)
     _sends: dict[tuple[Cluster, int, int], Sends] = field(default_factory=dict)
@@ -66,7 +67,9 @@ class Cuts:
         if (first, end) not in self._parts:
             starts = [i for i in (first, end) if 0 < i < len(self.units)]
             stages = [Stage(), *(Stage(first=self.units[i]) for i in starts)]
-            self._parts[first, end] = stage_parts(self.lowered, stages)[1 if first else 0]
+            if self._whole is None:
+                self._whole = Whole.of(self.lowered)
+            (self._parts[first, end],) = parts_of(self._whole, stages, [1 if first else 0])
         return self._parts[first, end]
 
     def calls(self, first: int, end: int) -> Mapping[str, int]:

@@ -81,8 +81,13 @@ class Streams:
         reduces: Sequence[Number],
     ) -> tuple[Number, Number]:
         """Figures of all units in the order of their turns; ``places``: of each."""
-        longer, hides, note = larger_of(*computes), self.hides, self.note
-        compute, communication, most = self.computed_s, self.moved_s, len(gathers)
+        hides, note, most = self.hides, self.note, len(gathers)
+        compute, communication = self.computed_s, self.moved_s
+        if note is None and not most and not any(reduces):
+            for seconds in computes:  # one by one, as below
+                compute = compute + seconds
+            return compute, communication
+        longer = larger_of(*computes)
         arrived: list[Number] = []
         for turn, seconds in enumerate(computes):
             for issued in range(len(arrived), min(turn + self.ahead + 1, most)):

@@ -26,7 +26,6 @@ from autopar.pricing.op_prices import inside_ps
 from autopar.pricing.prices import PICOSECONDS, Prices
 from autopar.pricing.tp_pieces import InPieces
 from autopar.pricing.units.activations import (
-    Life,
     activation_lives,
     is_ring,
     keeps_result,
@@ -34,6 +33,7 @@ from autopar.pricing.units.activations import (
     saved_parameters,
 )
 from autopar.pricing.units.unit import Kind, Unit
+from autopar.pricing.units.walk import Life
 from autopar.pricing.xla_lives import XlaLives, xla_lives
 from autopar.rules.resharding import SHIFT
 

@@ -15,15 +15,10 @@ from autopar.nouns import costly
 from autopar.nouns.axes import MICROBATCH
 from autopar.nouns.graph import DTYPE_BYTES
 from autopar.nouns.recompute import policies
-from autopar.pricing.units.activations import (
-    Life,
-    Places,
-    Walk,
-    activation_lives,
-    moved_bytes,
-    moves,
-)
+from autopar.pricing.units.activations import activation_lives, moved_bytes
+from autopar.pricing.units.places import Places, moves
 from autopar.pricing.units.unit import Kind
+from autopar.pricing.units.walk import Life, Walk
 
 _COSTLY = frozenset(kind for row in costly.TABLE for kind in row.kinds)
 
@@ -85,9 +80,10 @@ def xla_lives(lowered: Lowered, known: XlaLives | None = None) -> XlaLives:
         bodies, entries = {name: known.bodies[name] for name in lowered.blocks}, known.entries
     pending = _pending_bytes(root, bodies)
     by_policy = {}
+    walk, inner = Walk.of(root), dict.fromkeys(bodies, Life(0, 0, ""))
     for policy in policies("jax"):
         kept = {name: body.kept[policy] for name, body in bodies.items()}
-        life = Walk(root, dict.fromkeys(bodies, Life(0, 0, "")), kept).run()
+        life = walk.life(inner, kept)
         by_policy[policy] = Moments(
             loss=life.peak,
             kept=_stacks(lowered, root, kept),

@@ -253,8 +253,11 @@ class BoundRule:
         return any(self.operand_holder(operand, choice) is None for operand in every)
 
     def _holder(self, term: Term, choice: str) -> int | None:
-        places = ((i, f) for f in self.splits(choice) for i, dim in enumerate(term) if f in dim)
-        return next((i for i, _ in places), None)
+        for factor in self.splits(choice):
+            for place, dim in enumerate(term):
+                if factor in dim:
+                    return place
+        return None
 
 
 class RuleError(UserError, ValueError):

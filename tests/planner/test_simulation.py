@@ -18,9 +18,9 @@ from autopar.pricing.stage_time import StageTime, stage_time
 from autopar.pricing.state import StateSharding
 from autopar.pricing.step_time import sums_s
 from autopar.pricing.summary import Summary
-from autopar.pricing.units.activations import Life
 from autopar.pricing.units.moves import bucket_time_s, move_time_s
 from autopar.pricing.units.unit import Kind, Unit
+from autopar.pricing.units.walk import Life
 from tests.planner.one_stage import one_stage
 
 PLAIN = load_cluster("examples/clusters/cpu_4.yaml")

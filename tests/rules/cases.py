@@ -79,6 +79,12 @@ def _linear(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
     return (d.real(*d.shape(1, 2), k), d.real(*weight)), {}
 
 
+def _grouped_linear(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    del kind
+    groups, n, k, m = d.of(1, 3, 4), d.size(), d.size(), d.size()
+    return (d.real(n, k), d.ids(groups, n), d.real(groups, k, m)), {}
+
+
 def _matmul(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
     del kind
     m, k, n = d.size(), d.size(), d.size()
@@ -636,6 +642,7 @@ CASES: Mapping[str, Builder] = {
     "linear": _linear,
     "linear_t": _linear,
     "matmul": _matmul,
+    "grouped_linear": _grouped_linear,
     "einsum": _einsum,
     "conv": _conv,
     "attention": _attention,

@@ -272,6 +272,9 @@ REFERENCE: Mapping[str, Reference] = {
     "linear": lambda c: F.linear(*c.operands),
     "linear_t": lambda c: c.operands[0] @ c.operands[1],
     "matmul": lambda c: torch.matmul(*c.operands),
+    "grouped_linear": lambda c: torch.einsum(
+        "nk,nkm->nm", c.operands[0], c.operands[2][c.operands[1]]
+    ),
     "einsum": lambda c: torch.einsum(c.attrs["equation"], *c.operands),
     "conv": _conv,
     "attention": _attention,

@@ -27,6 +27,7 @@ ELSEWHERE = {
     "rms_norm": "small ops that keep the normalised input, too; one fused kernel on accelerators",
     "attention": "small odd shapes take the composed path, which keeps all scores",
     "experts": "the reference runs all experts for all tokens; `test_experts` has the program's",
+    "grouped_linear": "the reference has a matrix for each row; programs of JAX keep rows in order",
     "gated_activation": "the reference keeps the activation; tests/runtime tries the program's",
     "linear_cross_entropy": "the reference keeps logits; the program's is tried below",
     **dict.fromkeys(LAX_CASES, "JAX keeps what its own derivatives name"),

@@ -11,14 +11,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from autopar.frontends.jax.attention import attention_lifted
-from autopar.frontends.jax.aux import aux_of, results_of, single_results
-from autopar.frontends.jax.branches import check_loops
-from autopar.frontends.jax.calls import constants_whole
-from autopar.frontends.jax.constants import Constants, held_note, stored
+from autopar.frontends.jax.aux import aux_of, results_of
+from autopar.frontends.jax.built import Traced, built
+from autopar.frontends.jax.constants import held_note
 from autopar.frontends.jax.counts import counts_of
-from autopar.frontends.jax.derivatives import Rules
-from autopar.frontends.jax.draft import Draft, Operand, Value
 from autopar.frontends.jax.draws import drawn_entries, drawn_note, draws_of, with_counts
 from autopar.frontends.jax.errors import (
     BatchError,
@@ -29,36 +25,23 @@ from autopar.frontends.jax.errors import (
     NoFloat64,
     NotFloating,
     NotScalarLoss,
-    ParameterWithoutGradient,
 )
-from autopar.frontends.jax.finish import Stacks, graph_of
-from autopar.frontends.jax.fold import folded
-from autopar.frontends.jax.idioms import lifted
 from autopar.frontends.jax.inputs import (
     abstract_batch,
     abstract_parameters,
     batch_entries,
     is_key,
     model_tensors,
-    paths_of,
     samples_of,
 )
 from autopar.frontends.jax.interpret import flat_parameters
-from autopar.frontends.jax.jaxprs import draft_of
-from autopar.frontends.jax.norms import norms_weighted
-from autopar.frontends.jax.own_casts import HALF, own_casts
+from autopar.frontends.jax.own_casts import HALF
 from autopar.frontends.jax.pairs import has_complex, without_complex
-from autopar.frontends.jax.precision import exact_constants
-from autopar.frontends.jax.products import products_named
 from autopar.frontends.jax.remarks import remarks
-from autopar.frontends.jax.simplify import simplified
-from autopar.frontends.jax.sorted_rows import rows_in_place
-from autopar.frontends.jax.vocabulary import lookups_lifted
 from autopar.frontends.shared.captured import Captured
 from autopar.frontends.shared.kept_state import KeptState
 from autopar.frontends.shared.places import UNKNOWN, declared, last_line
 from autopar.nouns.batch import BatchEntry, tokens_of
-from autopar.nouns.graph import Graph
 from autopar.nouns.workload import Workload
 
 Loss = Callable[[Any, Mapping[str, Any]], Any]
@@ -102,14 +85,9 @@ def capture(
         flat = without_complex(flat)
         closed, shapes = _jaxpr(loss, flat, params, batch, has_aux)
     samples = samples_of(entries)
-    rules = Rules()
-    exact = exact_constants(flat, closed, params, batch, rules)
-    inputs = _inputs(params, batch)
-    constants = Constants(loss, [v.path for v in inputs])
-    casts = own_casts(flat, closed, params, batch, precision)
-    draft = draft_of(closed, inputs, exact, rules, constants, casts.at)
-    graph, stacks, results = _graph(draft, constants)
-    named = flat_parameters(constants.arrays, stacks)
+    made = built(Traced(loss, flat, closed, params, batch, precision))
+    graph, casts = made.graph, made.casts
+    named = flat_parameters(made.arrays, made.stacks)
     tensors = model_tensors(graph)
     held = {n: a for n, a in named.items() if n in tensors}
     if draws is not None:
@@ -120,9 +98,9 @@ def capture(
         entries,
         samples,
         tokens_of(entries),
-        stacks=stacks,
+        stacks=made.stacks,
         constants=held,
-        aux=aux_of(shapes, results) if has_aux else None,
+        aux=aux_of(shapes, made.results) if has_aux else None,
         draws=draws,
         notes=(*remarks(closed, precision, casts), *held_note(held), *drawn_note(draws)),
     )
@@ -178,59 +156,9 @@ def _batch(make: Callable[..., Any]) -> Any:
         ) from error
 
 
-def _graph(draft: Draft, constants: Constants) -> tuple[Graph, Stacks, tuple[Operand, ...]]:
-    """The graph, how it names stacks, and what the function returns: numbers, and else results of
-    the graph in their order."""
-    for step in (
-        simplified,
-        lifted,
-        norms_weighted,
-        attention_lifted,
-        products_named,
-        lookups_lifted,
-        rows_in_place,
-        folded,
-    ):
-        draft = step(draft)
-    draft, results = single_results(stored(draft, constants))
-    graph, stacks = graph_of(draft)
-    graph = constants_whole(graph)
-    check_loops(graph)
-    frozen = flat_parameters(constants.arrays, stacks)
-    without = [
-        name for name, t in graph.parameters() if not t.differentiable and name not in frozen
-    ]
-    if without:
-        shown = ", ".join(without[:5]) + (", ..." if len(without) > 5 else "")
-        raise ParameterWithoutGradient(
-            f"the loss does not depend on {len(without)} of {len(list(graph.parameters()))} "
-            f"parameters: {shown}. Take them out of the tree, use them in the loss, or pass what "
-            "is not trained as a batch entry"
-        )
-    return graph, stacks, results
-
-
 def _small(entries: Sequence[BatchEntry]) -> list[str]:
     """Entries with a number a token at most: every device may have them whole, to count."""
     return [e.name for e in entries if e.batch_dim is not None and len(e.shape) <= 2]
-
-
-def _inputs(params: Any, batch: Mapping[str, Any]) -> tuple[Value, ...]:
-    values = [
-        Value(tuple(leaf.shape), str(leaf.dtype), "parameter", path)
-        for path, leaf in paths_of(params)
-    ]
-    values += [
-        Value(tuple(leaf.shape), str(leaf.dtype), "input", path) for path, leaf in paths_of(batch)
-    ]
-    seen: set[str] = set()
-    for value in values:
-        if value.path in seen:
-            raise CaptureError(
-                f"{value.path!r} names two leaves of parameters and batch: rename one of them"
-            )
-        seen.add(value.path)
-    return tuple(values)
 
 
 def _jaxpr(

@@ -42,20 +42,26 @@ class _Other(Exception):
     """The traces are not one program up to casts."""
 
 
-def own_casts(
-    loss: Callable[..., Any], closed: Any, params: Any, batch: Any, precision: str
-) -> OwnCasts:
-    """The casts of ``loss`` in ``precision`` that its jaxpr ``closed`` for float32 lacks."""
+def in_half(loss: Callable[..., Any], params: Any, batch: Any, precision: str) -> Any:
+    """The jaxpr of ``loss`` for parameters and batch in ``precision``; None where that is no half
+    precision, or the loss cannot be traced in it."""
     if precision not in HALF:
-        return OwnCasts()
+        return None
 
     def low(leaf: Any) -> Any:
         dtype = precision if str(leaf.dtype) == "float32" else leaf.dtype
         return jax.ShapeDtypeStruct(leaf.shape, dtype)
 
     try:
-        narrow = jax.make_jaxpr(loss)(jax.tree.map(low, params), jax.tree.map(low, batch))
+        return jax.make_jaxpr(loss)(jax.tree.map(low, params), jax.tree.map(low, batch))
     except Exception:  # a user's function may well insist on its own dtypes
+        return None
+
+
+def own_casts(closed: Any, narrow: Any, precision: str) -> OwnCasts:
+    """The casts of a loss in ``precision`` that its jaxpr ``closed`` for float32 lacks; ``narrow``:
+    as `in_half`."""
+    if narrow is None:
         return OwnCasts()
     casts = _Walk(precision)
     try:

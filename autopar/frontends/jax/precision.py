@@ -82,43 +82,52 @@ def unrounded(value: np.floating[Any]) -> float:
     return math.copysign(next(known, abs(shortest)), float(value))
 
 
-def exact_constants(
-    loss: Callable[..., Any], closed: Any, params: Any, batch: Any, rules: Rules
-) -> dict[int, float]:
-    """By ``id`` of a literal of the jaxpr ``closed``, and of its ``rules``, its value before it was
-    rounded.
-
-    Empty where the function cannot be traced in float64 or becomes another program there.
-    """
+def in_float64(loss: Callable[..., Any], params: Any, batch: Any) -> Any:
+    """The jaxpr of ``loss`` in float64; None where it cannot be traced so."""
     try:
         with jax.enable_x64(True):
-            wide = jax.make_jaxpr(loss)(_wide_shapes(params), _wide_shapes(batch))
-        pairs = list(_aligned(closed.jaxpr, wide.jaxpr, rules))
+            return jax.make_jaxpr(loss)(_wide_shapes(params), _wide_shapes(batch))
     except Exception:  # a user's function may well insist on its own dtypes
-        return {}
-    if None in pairs:
-        return {}
+        return None
+
+
+def exact_constants(
+    closed: Any, wide: Any, rules: Rules, every: bool = False
+) -> dict[int, float] | None:
+    """By ``id`` of a literal of the jaxpr ``closed``, and of its ``rules``, its value before it was
+    rounded; ``wide``: the same function `in_float64`.
+
+    None where that is another program; with ``every``, also where a number is another one there.
+    """
+    try:
+        pairs = list(_aligned(closed.jaxpr, wide.jaxpr, rules))
+    except Exception:  # a user's rule of a derivative may insist on its own dtypes
+        return None
     constants: dict[int, float] = {}
     for pair in pairs:
-        assert pair is not None
+        if pair is None:
+            return None
         narrow, exact = pair
         kind = np.asarray(narrow.val).dtype
-        if str(exact.aval.dtype) in NARROW:
-            continue  # the function casts to it, and rounds the number here too
-        if str(kind) in NARROW and _rounds_to(float(exact.val), narrow.val, kind):
-            constants[id(narrow)] = float(exact.val)
+        if str(exact.aval.dtype) in NARROW or str(kind) not in NARROW:
+            continue  # where the function casts to it, it rounds the number here too
+        value = float(exact.val)
+        if _rounds_to(value, narrow.val, kind):
+            constants[id(narrow)] = value
+        elif every and not _is_limit(value, kind):
+            return None
     return constants
 
 
 def _rounds_to(exact: float, narrow: Any, kind: Any) -> bool:
-    """Whether ``narrow`` is ``exact`` in dtype ``kind``.
+    """Whether ``narrow`` is ``exact`` in dtype ``kind``."""
+    return not _is_limit(exact, kind) and bool(kind.type(exact) == narrow)
 
-    A number beyond the range of ``kind``, such as the lowest of float64 in a mask, is a limit of
-    another dtype and no constant before rounding.
-    """
-    if float(jnp.finfo(kind).max) < abs(exact) < math.inf:
-        return False
-    return bool(kind.type(exact) == narrow)
+
+def _is_limit(exact: float, kind: Any) -> bool:
+    """A number beyond the range of ``kind``, such as the lowest of float64 in a mask, is a limit of
+    another dtype and no constant before rounding."""
+    return float(jnp.finfo(kind).max) < abs(exact) < math.inf
 
 
 def _wide_shapes(tree: Any) -> Any:

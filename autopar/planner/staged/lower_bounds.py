@@ -65,9 +65,9 @@ class LowerBounds:
         return self.models.least_pass_s(shape) * max(m / pace.ranks, WAITED / pace.fastest)
 
     def core_s(self, core: Core, model: Model, like: Likeness = ITSELF) -> float:
-        """The most of: the work of the mean rank; what a microbatch waits for; and where each rank
-        has one stage, what it waits for before its first action and, where backward is whole, after
-        its last, for the cut that is best for that."""
+        """The most of: the work of the mean rank; what a microbatch waits for; and the work of the
+        mean rank with what it waits for before its first action and, where backward is whole, after
+        its last, which where each rank has one stage is known for the cut that is best for that."""
         whole, views = model.whole[core.lightest], core.shape.views(self.question.cluster)
         pace = model.pace(views, core.lightest)
         m, p = core.shape.candidate.microbatches, core.shape.pp
@@ -81,6 +81,11 @@ class LowerBounds:
             # With x[r] the share of a pass before rank r: m (x[r+1] - x[r]) + waits x[r] <= step.
             waits = whole.forward_s * like.seconds / pass_s if splits_backward else 1.0
             least_s = max(least_s, pass_s * waits / (1 - (1 - waits / m) ** p))
+        along = kind is not None and not kind.even_ranks and self.question.actions is None
+        if along and pace == Pace(p, 1.0):
+            # The first stage of rank r is stage r. Each stage before it has a unit at least.
+            waited_s = model.least_waits_s(core.lightest, p, not splits_backward)
+            least_s = max(least_s, (m * pass_s + waited_s * like.seconds) / p)
         return least_s + self.update_s(core.shape, model)
 
     def update_s(self, shape: Shape, model: Model) -> float:

@@ -65,6 +65,7 @@ class Model:
     """All of the model under each layout of state."""
     _plain: dict[tuple[Recompute, Cluster], Table] = field(default_factory=dict)
     _pass_s: dict[tuple[StateSharding, Recompute], float] = field(default_factory=dict)
+    _waits: dict[tuple[Recompute, bool], Table] = field(default_factory=dict)
     _paces: dict[tuple[Recompute, tuple[Cluster, ...]], tuple[dict[Cluster, float], float]] = field(
         default_factory=dict
     )
@@ -115,6 +116,18 @@ class Model:
             self._paces[key] = dict(zip(distinct, weights / least, strict=True)), float(fastest)
         speeds, fastest = self._paces[key]
         return Pace(float(sum(speeds[view] for view in views)), fastest)
+
+    def least_waits_s(self, recompute: Recompute, ranks: int, back: bool) -> float:
+        """Of all ranks together, what a microbatch takes at least through the first stages of the
+        ranks before each, forward or also ``back``: a stage takes no less than a unit of its own.
+        """
+        key = recompute, back
+        if key not in self._waits:
+            forward, inputs, weights = self._units_s(self.cuts.prices.cluster, recompute)
+            least = np.sort(forward + inputs + weights if back else forward)
+            self._waits[key] = least.cumsum().cumsum()
+        waits = self._waits[key]
+        return float(waits[min(ranks - 1, len(waits)) - 1]) if ranks > 1 else 0.0
 
     def _units_s(self, view: Cluster, recompute: Recompute) -> Table:
         """[3, units] of every unit alone: forward, the way back to its inputs, gradients of
@@ -196,12 +209,13 @@ class Models:
             return None
         samples = min((n for n in known if n > own), default=max(known))
         model, share = known[samples], own / samples
-        # Fewer samples take no less each; more of them, no less.
-        return model, Likeness(min(1.0, share), share, model.solved.squeezable)
+        # Fewer samples take no less each; more of them, no less, nor less than what bounds all.
+        seconds = max(min(1.0, share), self.least_pass_s(shape) / model.pass_s)
+        return model, Likeness(seconds, share, model.solved.squeezable)
 
     def _leaner(self, shape: Shape, fastest: Model | None) -> Model | None:
         """The fastest sharding that is charged for what state moves once a step, or under a limit
-        near the least that any holds; None where that is nothing else."""
+        near the least that any holds; None where that is one which there is already."""
         if fastest is None:
             return None
         posed, solution = fastest.solved.posed, fastest.solved.solution
@@ -219,7 +233,13 @@ class Models:
         solved = solve(self.question, candidate, self.solver, charged, limit, posed)
         if solved is None or solved.repeats:
             return None
-        same = solved.posed is posed and np.array_equal(solved.solution.choice, solution.choice)
+        moving_less = self._lean.get((candidate.model, shape.samples, MOVING_LESS))
+        known = (one.solved for one in (fastest, moving_less) if one is not None)
+        same = any(
+            solved.posed is one.posed
+            and np.array_equal(solved.solution.choice, one.solution.choice)
+            for one in known
+        )
         return None if same else self._model(solved)
 
     def add(self, solved: Solved) -> None:

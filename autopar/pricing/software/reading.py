@@ -25,7 +25,7 @@ from autopar.pricing.software.figures import (
     Saved,
     Traffic,
 )
-from autopar.pricing.units.activations import Places
+from autopar.pricing.units.places import Places
 from autopar.rules.fusion import Fusion
 from autopar.rules.resharding import SHIFT, collectives
 from autopar.rules.work import Moves, Work, extents, kept_bytes, op_work

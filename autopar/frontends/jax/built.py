@@ -1,0 +1,213 @@
+"""From a traced loss to its graph, by a few of its layers where layers are alike, else by all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from autopar.frontends.jax.attention import attention_lifted
+from autopar.frontends.jax.aux import single_results
+from autopar.frontends.jax.branches import check_loops
+from autopar.frontends.jax.calls import constants_whole
+from autopar.frontends.jax.constants import Constants, stored
+from autopar.frontends.jax.derivatives import Rules
+from autopar.frontends.jax.draft import Draft, Operand, Value
+from autopar.frontends.jax.errors import CaptureError, ParameterWithoutGradient
+from autopar.frontends.jax.finish import Stacks, graph_of
+from autopar.frontends.jax.fold import folded
+from autopar.frontends.jax.idioms import lifted
+from autopar.frontends.jax.inputs import paths_of
+from autopar.frontends.jax.interpret import flat_parameters
+from autopar.frontends.jax.jaxprs import draft_of
+from autopar.frontends.jax.left_out import LeftOut, fewer_layers, put_back, without_layers
+from autopar.frontends.jax.norms import norms_weighted
+from autopar.frontends.jax.own_casts import OwnCasts, in_half, own_casts
+from autopar.frontends.jax.precision import exact_constants, in_float64
+from autopar.frontends.jax.products import products_named
+from autopar.frontends.jax.simplify import simplified
+from autopar.frontends.jax.sorted_rows import rows_in_place
+from autopar.frontends.jax.vocabulary import lookups_lifted
+from autopar.nouns.graph import Graph
+
+
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """``flat``, which is ``loss`` or its results in a row, with its jaxpr for shapes of parameters
+    and batch. ``precision``: of the workload."""
+
+    loss: Callable[..., Any]
+    flat: Callable[..., Any]
+    closed: Any
+    params: Any
+    batch: Mapping[str, Any]
+    precision: str
+
+    @property
+    def paths(self) -> list[str]:
+        """Of the parameters, in the order of the jaxpr's operands."""
+        return [path for path, _ in paths_of(self.params)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Programs:
+    """A loss in float32, in the precision of the workload, and its numbers before they were
+    rounded, all without the layers that are left ``out``."""
+
+    closed: Any
+    narrow: Any
+    exact: Mapping[int, float]
+    rules: Rules
+    out: tuple[LeftOut, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """stacks:  how the graph names stacked parameters.
+    results: what the function returns: numbers, and else results of the graph in their order.
+    arrays:  what it closes over and is held, by path.
+    casts:   what it asks for in the precision of the workload.
+    """
+
+    graph: Graph
+    stacks: Stacks
+    results: tuple[Operand, ...]
+    arrays: Mapping[str, Any]
+    casts: OwnCasts
+
+
+def built(traced: Traced) -> Built:
+    """The graph. Raises `CaptureError` and its kinds."""
+    narrow = in_half(traced.flat, traced.params, traced.batch, traced.precision)
+    few = _few(traced, narrow)
+    try:
+        made = None if few is None else _built(traced, few)
+    except CaptureError:  # which is to be told of all layers
+        made = None
+    if made is not None:
+        return made
+    rules = Rules()
+    wide = in_float64(traced.flat, traced.params, traced.batch)
+    exact = exact_constants(traced.closed, wide, rules) or {}
+    every = _built(traced, _Programs(traced.closed, narrow, exact, rules))
+    assert every is not None
+    return every
+
+
+def _few(traced: Traced, narrow: Any) -> _Programs | None:
+    """With a few of the layers; None where they are not alike in every precision."""
+    paths, closed, out = traced.paths, traced.closed, list[LeftOut]()
+    while True:
+        closed, one = without_layers(closed, paths)
+        if one is None:
+            break
+        out.append(one)
+    alike = narrow if narrow is None else _without(narrow, paths, out)
+    if not out or (alike is None and narrow is not None):
+        return None
+    rules = Rules()
+    exact = _exact(traced, closed, out, rules)
+    return None if exact is None else _Programs(closed, alike, exact, rules, tuple(out))
+
+
+def _without(closed: Any, paths: Sequence[str], out: Sequence[LeftOut]) -> Any:
+    """The jaxpr without these layers; None where others are alike."""
+    for wanted in out:
+        closed, one = without_layers(closed, paths)
+        if one != wanted:
+            return None
+    return closed
+
+
+def _exact(
+    traced: Traced, closed: Any, out: Sequence[LeftOut], rules: Rules
+) -> Mapping[int, float] | None:
+    """By ``id`` the numbers of ``closed`` before they were rounded. The loss is asked for fewer
+    layers where it takes a list of them: a number that is another one then does not round to that
+    of all layers, which are asked for then."""
+    params = traced.params
+    for one in out:
+        params = params and fewer_layers(params, one)
+    if params is not None:
+        few = in_float64(traced.flat, params, traced.batch)
+        exact = exact_constants(closed, few, rules, every=True)
+        if exact is not None:
+            return exact
+    wide = in_float64(traced.flat, traced.params, traced.batch)
+    wide = wide and _without(wide, traced.paths, out)
+    return exact_constants(closed, wide, rules)
+
+
+def _built(traced: Traced, programs: _Programs) -> Built | None:
+    """None where layers that were left out have no place to go back to."""
+    casts = own_casts(programs.closed, programs.narrow, traced.precision)
+    if programs.out and casts.lost:  # told for every layer
+        return None
+    gone = frozenset[str]().union(*(one.paths for one in programs.out))
+    inputs = _inputs(traced.params, traced.batch)
+    constants = Constants(traced.loss, [v.path for v in inputs])
+    draft = draft_of(programs.closed, inputs, programs.exact, programs.rules, constants, casts.at)
+    left = tuple(v for v in draft.inputs if v.role != "parameter" or v.path not in gone)
+    folding = _folded(replace(draft, inputs=left), programs.out)
+    if folding is None:
+        return None
+    graph, stacks, results = _graph(folding, constants)
+    return Built(graph, stacks, results, constants.arrays, casts)
+
+
+def _folded(draft: Draft, out: Sequence[LeftOut]) -> Draft | None:
+    for step in (
+        simplified,
+        lifted,
+        norms_weighted,
+        attention_lifted,
+        products_named,
+        lookups_lifted,
+        rows_in_place,
+        folded,
+    ):
+        draft = step(draft)
+    for one in out:
+        whole = put_back(draft, one)
+        if whole is None:
+            return None
+        draft = whole
+    return draft
+
+
+def _graph(draft: Draft, constants: Constants) -> tuple[Graph, Stacks, tuple[Operand, ...]]:
+    """The graph of a folded draft, as `Built` has it."""
+    draft, results = single_results(stored(draft, constants))
+    graph, stacks = graph_of(draft)
+    graph = constants_whole(graph)
+    check_loops(graph)
+    frozen = flat_parameters(constants.arrays, stacks)
+    without = [
+        name for name, t in graph.parameters() if not t.differentiable and name not in frozen
+    ]
+    if without:
+        shown = ", ".join(without[:5]) + (", ..." if len(without) > 5 else "")
+        raise ParameterWithoutGradient(
+            f"the loss does not depend on {len(without)} of {len(list(graph.parameters()))} "
+            f"parameters: {shown}. Take them out of the tree, use them in the loss, or pass what "
+            "is not trained as a batch entry"
+        )
+    return graph, stacks, results
+
+
+def _inputs(params: Any, batch: Mapping[str, Any]) -> tuple[Value, ...]:
+    values = [
+        Value(tuple(leaf.shape), str(leaf.dtype), "parameter", path)
+        for path, leaf in paths_of(params)
+    ]
+    values += [
+        Value(tuple(leaf.shape), str(leaf.dtype), "input", path) for path, leaf in paths_of(batch)
+    ]
+    seen: set[str] = set()
+    for value in values:
+        if value.path in seen:
+            raise CaptureError(
+                f"{value.path!r} names two leaves of parameters and batch: rename one of them"
+            )
+        seen.add(value.path)
+    return tuple(values)
