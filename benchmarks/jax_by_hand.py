@@ -17,7 +17,15 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
-from benchmarks.jax_models import attention, layer_norm, linear, rms_norm, rotary
+from benchmarks.jax_models import (
+    attention,
+    dropless,
+    feed_forward,
+    layer_norm,
+    linear,
+    rms_norm,
+    rotary,
+)
 
 AXIS = "d"
 Tree = Any
@@ -90,8 +98,10 @@ def _leave(way: Way) -> Callable[[Any], Any]:
 def loss(kind: str, heads: int, way: Way, cuts: Tree, params: Tree, batch: Batch) -> Any:
     """This device's share of the loss of its samples, or all of it under tensor parallelism."""
     enter, leave = _enter(way), _leave(way)
-    block = partial(_llama if kind == "llama" else _transformer, heads, enter, leave, kind != "vit")
-    name = "layers" if kind == "llama" else "blocks"
+    llama = kind in ("llama", "moe")
+    block = partial(_llama if llama else _transformer, heads, enter, leave, kind != "vit")
+    block = partial(block, router=_router(way)) if kind == "moe" else block
+    name = "layers" if llama else "blocks"
     inside = cuts[name][0] if isinstance(cuts[name], list) else cuts[name]
 
     def unit(piece: Tree, cuts: Tree) -> Tree:
@@ -109,7 +119,7 @@ def loss(kind: str, heads: int, way: Way, cuts: Tree, params: Tree, batch: Batch
         x = _own(linear(outer["patch"], batch["patches"]) + outer["positions"], way)
     else:
         x = leave(_rows(outer["embed"], batch["tokens"], way))
-        x = x if kind == "llama" else x + _own(outer["positions"][None], way)
+        x = x if llama else x + _own(outer["positions"][None], way)
     if isinstance(layers, list):
         for p in layers:
             x, _ = layer(x, p)
@@ -122,7 +132,7 @@ def loss(kind: str, heads: int, way: Way, cuts: Tree, params: Tree, batch: Batch
         logits, labels = linear(outer["head"], pooled), batch["label"]
         picked = jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], axis=-1)
         return -picked.mean()
-    x = rms_norm(outer["norm"], x) if kind == "llama" else layer_norm(outer["norm"], x)
+    x = rms_norm(outer["norm"], x) if llama else layer_norm(outer["norm"], x)
     return _entropy(enter(x) @ outer["head"], batch["labels"], way)
 
 
@@ -135,13 +145,21 @@ def _transformer(heads: int, enter: Any, leave: Any, causal: bool, p: Tree, x: A
     return x + leave(h @ p["down"]["w"]) + p["down"]["b"]
 
 
-def _llama(heads: int, enter: Any, leave: Any, causal: bool, p: Tree, x: Any) -> Any:
+def _router(way: Way) -> Callable[[Any], Any]:
+    """Its gradient is a part on each device that has columns of the experts; of those that have
+    tokens of their own it is summed with those of norms."""
+    return _adjoint(_same, _sum) if way.tensor and not way.sequence else _same
+
+
+def _llama(
+    heads: int, enter: Any, leave: Any, causal: bool, p: Tree, x: Any, router: Any = None
+) -> Any:
     width = p["norm1"].shape[-1]
     h = enter(rms_norm(p["norm1"], x))
     q, k, v = ((h @ p[n]).reshape(*h.shape[:2], -1, width // heads) for n in ("q", "k", "v"))
     x = x + leave(attention(rotary(q), rotary(k), v, causal) @ p["o"])
     h = enter(rms_norm(p["norm2"], x))
-    return x + leave((jax.nn.silu(h @ p["gate"]) * (h @ p["up"])) @ p["down"])
+    return x + leave(dropless(p, h, router(p["router"])) if router else feed_forward(p, h))
 
 
 def _own(x: Any, way: Way) -> Any:

@@ -41,6 +41,7 @@ def models() -> dict[str, Callable[[], Any]]:
     return {
         "gpt": lambda: m.gpt(4, 256, HEADS, 1024, samples=8, length=128),
         "llama": lambda: m.llama(4, 256, HEADS, HEADS, 512, 1024, samples=8, length=128),
+        "moe": lambda: m.llama(4, 256, HEADS, HEADS, 256, 1024, samples=8, length=128, experts=8),
         "vit": lambda: m.vit(3, 256, HEADS, samples=8),
     }
 

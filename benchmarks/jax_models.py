@@ -162,11 +162,30 @@ def rotary(x: Any) -> Any:
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
 
 
+def feed_forward(p: Tree, h: Any) -> Any:
+    return (jax.nn.silu(h @ p["gate"]) * (h @ p["up"])) @ p["down"]
+
+
+def dropless(p: Tree, h: Any, router: Any) -> Any:
+    """Two experts for each token, rows in the order of their experts (`layers/moe.py` of MaxText).
+    ``router`` [width, experts]."""
+    x = h.reshape(-1, h.shape[-1])
+    weights, chosen = jax.lax.top_k(x @ router, 2)
+    flat = jnp.ravel(chosen)
+    order, sizes = jnp.argsort(flat), jnp.bincount(flat, length=router.shape[1])
+    rows = jnp.take(x, order // 2, axis=0)
+    gate, up = (jax.lax.ragged_dot(rows, p[n], sizes) for n in ("gate", "up"))
+    made = jax.lax.ragged_dot(jax.nn.silu(gate) * up, p["down"], sizes)
+    made = jnp.take(made, jnp.argsort(order), axis=0).reshape(*chosen.shape, -1)
+    return jnp.einsum("tkm,tk->tm", made, jax.nn.softmax(weights)).reshape(h.shape)
+
+
 def llama(
     layers: int, width: int, heads: int, groups: int, hidden: int, vocabulary: int, samples: int,
-    length: int, precision: str = "float32", written_out: bool = False,
+    length: int, precision: str = "float32", written_out: bool = False, experts: int = 0,
 ) -> autopar.Workload:  # fmt: skip
-    """Layers in a scan; ``written_out``: a list of them, in a Python loop."""
+    """Layers in a scan; ``written_out``: a list of them, in a Python loop. ``experts``: of a layer,
+    two of which each token has."""
 
     def block(x: Any, p: Tree) -> tuple[Any, None]:
         b, s, _ = x.shape
@@ -176,7 +195,7 @@ def llama(
         v = (h @ p["v"]).reshape(b, s, groups, -1)
         x = x + attention(q, k, v, causal=True) @ p["o"]
         h = rms_norm(p["norm2"], x)
-        return x + (jax.nn.silu(h @ p["gate"]) * (h @ p["up"])) @ p["down"], None
+        return x + (dropless(p, h, p["router"]) if experts else feed_forward(p, h)), None
 
     def loss(params: Tree, batch: Batch) -> Any:
         x = params["embed"][batch["tokens"]]
@@ -187,7 +206,7 @@ def llama(
             x, _ = jax.lax.scan(block, x, params["layers"])
         return token_loss(rms_norm(params["norm"], x) @ params["head"], batch["labels"])
 
-    kv = groups * width // heads
+    kv, each = groups * width // heads, (experts,) if experts else ()
     layer = {
         "norm1": (layers, width),
         "q": (layers, width, width),
@@ -195,9 +214,10 @@ def llama(
         "v": (layers, width, kv),
         "o": (layers, width, width),
         "norm2": (layers, width),
-        "gate": (layers, width, hidden),
-        "up": (layers, width, hidden),
-        "down": (layers, hidden, width),
+        **({"router": (layers, width, experts)} if experts else {}),
+        "gate": (layers, *each, width, hidden),
+        "up": (layers, *each, width, hidden),
+        "down": (layers, *each, hidden, width),
     }
     params = {
         "embed": (vocabulary, width),

@@ -88,7 +88,7 @@ def mixtral():
     "dropless experts",
     "plain JAX",
     "github.com/AI-Hypercomputer/maxtext, layers/moe.py (sparse)",
-    joined=True,
+    joined=False,
 )
 def dropless():
     """Tokens sorted by expert, products by ragged_dot, and back."""
