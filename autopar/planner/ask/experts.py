@@ -39,7 +39,7 @@ def _why(graph: Graph) -> str:
     """What of a JAX model is none."""
     for part in _parts(graph):
         for op in part.ops:
-            if "ragged_dot" in op.kind:
+            if "ragged_dot" in op.kind or op.kind == "grouped_linear":
                 return (
                     f", since its groups of rows at {op.source} stay whole: products by groups of "
                     'tokens, jnp.einsum("egcm,emf->egcf", ...), are shared'
