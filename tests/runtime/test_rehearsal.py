@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ import torch.distributed as dist
 
 from autopar.runtime.pytorch.training import load
 from autopar.runtime.rehearsal import nccl, stand_ins, worker
+from autopar.runtime.rehearsal import rehearse as rehearsing
 from autopar.runtime.rehearsal.clocks import HOST, Clocks, Memory
 from autopar.runtime.rehearsal.findings import reason_of
 from autopar.runtime.rehearsal.rehearse import order_of_groups, rehearse
@@ -20,6 +22,16 @@ from autopar.runtime.rehearsal.watch import Watch
 from autopar.torch_private.modes import FakeTensorMode
 from benchmarks import rehearsals
 from benchmarks.planned import planned_in
+from tests import warm
+
+
+@pytest.fixture(autouse=True)
+def _warm_rehearsals(monkeypatch: pytest.MonkeyPatch) -> None:
+    def python(words: Sequence[str], environment: Mapping[str, str] | None) -> tuple[int, str]:
+        code, _, errors = warm.done(warm.python, [words], environment=environment)
+        return code, errors
+
+    monkeypatch.setattr(rehearsing, "python", python)
 
 
 def test_a_read_that_waits_for_nobody_comes_too_early() -> None:
@@ -99,11 +111,15 @@ def test_a_group_before_the_device_is_found(first: bool, monkeypatch: pytest.Mon
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("family", "layout"), [("resnet", "stages, recompute"), ("t5", "interleaved-1f1b")]
+    ("family", "layout", "samples"),
+    [("resnet", "stages, recompute", None), ("t5", "interleaved-1f1b", 2)],
 )
-def test_stages_that_are_right(family: str, layout: str, tmp_path: Path) -> None:
+def test_stages_that_are_right(
+    family: str, layout: str, samples: int | None, tmp_path: Path
+) -> None:
     """Running statistics that one stage holds; a tensor that is sent to two ranks at once."""
-    folders, refused = planned_in(family, tmp_path, {layout: rehearsals.EVERY[layout]})
+    fix = rehearsals.EVERY[layout] | ({"microbatch": str(samples)} if samples else {})
+    folders, refused = planned_in(family, tmp_path, {layout: fix})
     assert not refused
     assert rehearse(folders[layout]).wrong == ()
 
