@@ -118,7 +118,7 @@ def test_stages_that_are_right(
     family: str, layout: str, samples: int | None, tmp_path: Path
 ) -> None:
     """Running statistics that one stage holds; a tensor that is sent to two ranks at once."""
-    fix = rehearsals.EVERY[layout] | ({"microbatch": str(samples)} if samples else {})
+    fix = {**rehearsals.EVERY[layout], **({"microbatch": str(samples)} if samples else {})}
     folders, refused = planned_in(family, tmp_path, {layout: fix})
     assert not refused
     assert rehearse(folders[layout]).wrong == ()

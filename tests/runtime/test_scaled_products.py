@@ -20,6 +20,7 @@ from autopar.runtime.pytorch.scaled_products import compared, products_as, scale
 from autopar.runtime.pytorch.scaled_reference import emulated, rounded
 from autopar.runtime.shared.settings import ProgramError
 from autopar.runtime.verify.narrow import TOLERANCES
+from autopar.torch_private import ops
 from tests.runtime.test_loss_head import AXIS, in_threads
 
 E4M3, E5M2 = "float8_e4m3fn", "float8_e5m2"
@@ -112,7 +113,7 @@ def test_numbers_of_torchs_kernel_are_so_too(
 ) -> None:
     """To the bit on most CPUs; kernels for AMX add up products of one scale in another order."""
     called: list[Tensor] = []
-    kernel = scaled_kernels.scaled_product
+    kernel = ops.scaled_product
 
     def counted(*given: Any, **named: Any) -> Tensor:
         called.append(kernel(*given, **named))
