@@ -25,8 +25,8 @@ from benchmarks.planned import planned_in
 from tests import warm
 
 
-@pytest.fixture(autouse=True)
-def _warm_rehearsals(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def warm_rehearsals(monkeypatch: pytest.MonkeyPatch) -> None:
     def python(words: Sequence[str], environment: Mapping[str, str] | None) -> tuple[int, str]:
         code, _, errors = warm.done(warm.python, [words], environment=environment)
         return code, errors
@@ -110,6 +110,7 @@ def test_a_group_before_the_device_is_found(first: bool, monkeypatch: pytest.Mon
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_rehearsals")
 @pytest.mark.parametrize(
     ("family", "layout", "samples"),
     [("resnet", "stages, recompute", None), ("t5", "interleaved-1f1b", 2)],
@@ -129,8 +130,12 @@ HALVES = {"float16": "llama", "bfloat16": "mixtral"}
 
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", HALVES)
-def test_half_precisions_wait_for_the_scale_alone(precision: str, tmp_path: Path) -> None:
+def test_half_precisions_wait_for_the_scale_alone(
+    precision: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     """In bfloat16 experts go by the accelerator's kernel, for which the host does not wait."""
+    if precision != "float16":  # which starts as a user's does
+        request.getfixturevalue("warm_rehearsals")
     model = tmp_path / "workload.py"
     model.write_text(
         "from dataclasses import replace\n\nfrom benchmarks.zoo_models import ZOO\n\n"
@@ -150,6 +155,7 @@ def test_half_precisions_wait_for_the_scale_alone(precision: str, tmp_path: Path
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_rehearsals")
 def test_right_programs_have_no_finding(tmp_path: Path) -> None:
     layouts = {
         "stages": rehearsals.EVERY["stages, ZeRO 1"],
