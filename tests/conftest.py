@@ -3,6 +3,7 @@ programs of JAX in a process are lowered in one context.
 
 Under pytest-xdist every test marked ``gloo`` goes to the same worker, because two jobs of four
 processes at once would only wait for each other's cores; those of two, ``gloo(2)``, may run beside.
+Of the others a file's go to one worker, which captures and plans what they share once.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     if marker := item.get_closest_marker("gloo"):
         ranks = marker.args[0] if marker.args else 4
         item.add_marker(pytest.mark.xdist_group(f"gloo {ranks}"))
+    else:
+        item.add_marker(pytest.mark.xdist_group(f"{item.path.parent.name}/{item.path.stem}"))
 
 
 @pytest.fixture(autouse=True, scope="session")

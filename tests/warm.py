@@ -22,6 +22,7 @@ IMPORTED = [
     "autopar.runtime.jobs.pytorch_worker",
     "autopar.runtime.pytorch.program",
     "autopar.runtime.verify.pytorch.verify",
+    "autopar.runtime.rehearsal.worker",
     "tests.warm_ranks",
     "autopar.frontends.pytorch",
     "autopar.cli.app",

@@ -14,6 +14,9 @@ from autopar.runtime.pytorch.scaled_operands import Tile, largest, scaled, scale
 from autopar.runtime.shared.settings import ProgramError
 from autopar.torch_private.ops import scaled_product
 
+ON_CPU = frozenset({"row"})
+"""What scales cover where `_scaled_mm` multiplies on CPU. With one of a tensor it has the same
+numbers, and two matrices of e4m3 take it hundreds of times as long as their values in float32."""
 TRIED = 256
 """Side of the product that a recipe is tried on."""
 AS_ROUNDED = 2e-2
@@ -53,12 +56,13 @@ def by_values(
 
 
 def _has_kernel(recipe: Recipe, device: torch.device, dtype: torch.dtype) -> bool:
-    """On CPU `_scaled_mm` takes scales of tensors and rows; on CUDA those of rows in bfloat16, and
-    scales of blocks are left to values until a device has shown how its library reads them."""
+    """On CPU `_scaled_mm` takes scales of tensors and rows, `ON_CPU` of which are fast; on CUDA
+    those of rows in bfloat16, and scales of blocks are left to values until a device has shown how
+    its library reads them."""
     if recipe.covers == "block" or device.type not in ("cpu", "cuda"):
         return False
     if device.type == "cpu":
-        return True
+        return recipe.covers in ON_CPU
     if recipe.covers == "row" and dtype != torch.bfloat16:
         return False
     _check_kernel(recipe.name, device)

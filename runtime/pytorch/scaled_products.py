@@ -1,7 +1,7 @@
 """Linear layers whose products run in 8 bits (`autopar.nouns.recipes`).
 
-A narrow product is torch's `_scaled_mm` where it has the recipe for the device: by tensor and by
-row on CPU and CUDA, with blocks on CUDA. Elsewhere operands are rounded all the same, and their
+A narrow product is torch's `_scaled_mm` where it has the recipe for the device, and is fast: by
+tensor on CUDA, by row on CPU too. Elsewhere operands are rounded all the same, and their
 values multiplied in float32. The first product of a recipe on a CUDA device is compared with that,
 so that scales which a library reads otherwise are an error and no wrong numbers.
 

@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -57,15 +57,15 @@ def rehearse(folder: str | Path) -> Rehearsal:
     ranks = stage_ranks(plan) if plan.framework == "torch" else [0]
     with tempfile.TemporaryDirectory(prefix="autopar-") as out:
         worker = f"autopar.runtime.rehearsal.{WORKERS[plan.framework]}"
-        words = [sys.executable, "-m", worker, str(folder), ",".join(map(str, ranks)), out]
+        words = ["-m", worker, str(folder), ",".join(map(str, ranks)), out]
         sees_all = jax_launch.environment(plan.device_count, "cpu")
         environment = sees_all if plan.framework == "jax" else None
-        done = subprocess.run(words, env=environment, capture_output=True, text=True)
+        code, errors = python(words, environment)
         made = [Path(out) / f"{rank}.json" for rank in ranks]
         missing = [rank for rank, file in zip(ranks, made, strict=True) if not file.exists()]
         if missing:
-            how = killed_by(done.returncode) if done.returncode < 0 else "without a result"
-            last_line = done.stderr.strip().splitlines()[-1:]
+            how = killed_by(code) if code < 0 else "without a result"
+            last_line = errors.strip().splitlines()[-1:]
             raise NotRehearsed(
                 f"the rehearsal of rank {missing[0]} ended {how}: {''.join(last_line)}"
             )
@@ -73,6 +73,13 @@ def rehearse(folder: str | Path) -> Rehearsal:
     findings = [Finding(**finding) for row in rows for finding in row["findings"]]
     findings += order_of_groups([row["groups"] for row in rows], ranks)
     return Rehearsal(plan.framework, tuple(ranks), plan.device_count, tuple(_once(findings)))
+
+
+def python(words: Sequence[str], environment: Mapping[str, str] | None) -> tuple[int, str]:
+    """The exit code of ``python WORDS``, and what it wrote to stderr."""
+    command = [sys.executable, *words]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    return done.returncode, done.stderr
 
 
 def stage_ranks(plan: Plan) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ import torch.distributed as dist
 
 from autopar.runtime.pytorch.training import load
 from autopar.runtime.rehearsal import nccl, stand_ins, worker
+from autopar.runtime.rehearsal import rehearse as rehearsing
 from autopar.runtime.rehearsal.clocks import HOST, Clocks, Memory
 from autopar.runtime.rehearsal.findings import reason_of
 from autopar.runtime.rehearsal.rehearse import order_of_groups, rehearse
@@ -20,6 +22,16 @@ from autopar.runtime.rehearsal.watch import Watch
 from autopar.torch_private.modes import FakeTensorMode
 from benchmarks import rehearsals
 from benchmarks.planned import planned_in
+from tests import warm
+
+
+@pytest.fixture
+def warm_rehearsals(monkeypatch: pytest.MonkeyPatch) -> None:
+    def python(words: Sequence[str], environment: Mapping[str, str] | None) -> tuple[int, str]:
+        code, _, errors = warm.done(warm.python, [words], environment=environment)
+        return code, errors
+
+    monkeypatch.setattr(rehearsing, "python", python)
 
 
 def test_a_read_that_waits_for_nobody_comes_too_early() -> None:
@@ -98,12 +110,17 @@ def test_a_group_before_the_device_is_found(first: bool, monkeypatch: pytest.Mon
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_rehearsals")
 @pytest.mark.parametrize(
-    ("family", "layout"), [("resnet", "stages, recompute"), ("t5", "interleaved-1f1b")]
+    ("family", "layout", "samples"),
+    [("resnet", "stages, recompute", None), ("t5", "interleaved-1f1b", 2)],
 )
-def test_stages_that_are_right(family: str, layout: str, tmp_path: Path) -> None:
+def test_stages_that_are_right(
+    family: str, layout: str, samples: int | None, tmp_path: Path
+) -> None:
     """Running statistics that one stage holds; a tensor that is sent to two ranks at once."""
-    folders, refused = planned_in(family, tmp_path, {layout: rehearsals.EVERY[layout]})
+    fix = {**rehearsals.EVERY[layout], **({"microbatch": str(samples)} if samples else {})}
+    folders, refused = planned_in(family, tmp_path, {layout: fix})
     assert not refused
     assert rehearse(folders[layout]).wrong == ()
 
@@ -113,8 +130,12 @@ HALVES = {"float16": "llama", "bfloat16": "mixtral"}
 
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", HALVES)
-def test_half_precisions_wait_for_the_scale_alone(precision: str, tmp_path: Path) -> None:
+def test_half_precisions_wait_for_the_scale_alone(
+    precision: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     """In bfloat16 experts go by the accelerator's kernel, for which the host does not wait."""
+    if precision != "float16":  # which starts as a user's does
+        request.getfixturevalue("warm_rehearsals")
     model = tmp_path / "workload.py"
     model.write_text(
         "from dataclasses import replace\n\nfrom benchmarks.zoo_models import ZOO\n\n"
@@ -134,6 +155,7 @@ def test_half_precisions_wait_for_the_scale_alone(precision: str, tmp_path: Path
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_rehearsals")
 def test_right_programs_have_no_finding(tmp_path: Path) -> None:
     layouts = {
         "stages": rehearsals.EVERY["stages, ZeRO 1"],

@@ -20,6 +20,7 @@ from autopar.runtime.pytorch.scaled_products import compared, products_as, scale
 from autopar.runtime.pytorch.scaled_reference import emulated, rounded
 from autopar.runtime.shared.settings import ProgramError
 from autopar.runtime.verify.narrow import TOLERANCES
+from autopar.torch_private import ops
 from tests.runtime.test_loss_head import AXIS, in_threads
 
 E4M3, E5M2 = "float8_e4m3fn", "float8_e5m2"
@@ -105,8 +106,29 @@ def test_numbers_are_those_of_the_emulation(recipe: str, dtype: torch.dtype) -> 
         assert apart(value, right[name]) < limit, name
 
 
-def test_by_row_and_tensor_they_are_so_but_for_the_order_of_a_sum() -> None:
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("recipe", ["fp8-row", "fp8-tensor"])
+def test_numbers_of_torchs_kernel_are_so_too(
+    recipe: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """To the bit on most CPUs; kernels for AMX add up products of one scale in another order."""
+    called: list[Tensor] = []
+    kernel = ops.scaled_product
+
+    def counted(*given: Any, **named: Any) -> Tensor:
+        called.append(kernel(*given, **named))
+        return called[-1]
+
+    monkeypatch.setattr(scaled_kernels, "ON_CPU", frozenset({"row", "tensor"}))
+    monkeypatch.setattr(scaled_kernels, "scaled_product", counted)
+    right, made = by_reference(recipe, dtype), trained(recipe, dtype)
+    assert len(called) == 3
+    for name, value in made.items():
+        assert value.dtype == dtype
+        assert apart(value, right[name]) < (1e-6 if dtype == torch.float32 else 2**-7), name
+
+
+def test_by_row_and_tensor_they_are_so_but_for_the_order_of_a_sum() -> None:
     for recipe in ("fp8-row", "fp8-tensor"):
         right = by_reference(recipe)
         for name, value in trained(recipe).items():
