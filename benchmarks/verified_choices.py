@@ -152,7 +152,7 @@ KNOWN: Mapping[str, Sequence[str]] = {
     ),
     "reduce": ("FSDP2 reduces nothing at ZeRO 0",),
     "tp_pieces": ("no gather or sum over tensor-parallel ranks stands alone",),
-    "ep": ("the model has no layer of experts", "can cut this model over 4 devices"),
+    "ep": ("the model has no layer of experts", "which do not make up 2 of 4 devices"),
     "expert_pieces": ("no tokens travel to experts along one axis", "pieces are equal"),
     "precision": ("no layer's pieces are multiples of 128",),
     "attention": ("it has a mask that is a tensor",),

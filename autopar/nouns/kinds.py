@@ -188,7 +188,8 @@ KINDS: Mapping[str, str] = MappingProxyType(
         "down [e, d, f], up_bias? [e, g], down_bias? [e, d]; gate (steps between the products: "
         "kind, operands, attrs; the last one's result is [.., f]), reads (all: operand 0 of the "
         "gate is what up gives; halves, pairs: g = 2 f, operands 0 and 1 are its halves, or take "
-        "turns in it), transposed (up [e, d, g], down [e, f, d]), bias",
+        "turns in it; apart: two matrices up, operands 0 and 1 are what they give), transposed "
+        "(up [e, d, g], down [e, f, d]), bias, stays? (no tokens travel to them)",
         # pooling, images
         "max_pool": "x [b, c, *s]; kernel, stride, padding, dilation, ceil_mode",
         "avg_pool": "x [b, c, *s]; kernel, stride, padding",

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from autopar.nouns.graph import Graph, Op
+from autopar.rules.experts import STAYS
 from autopar.rules.notation import BoundRule
 from autopar.rules.registry import bind
 from autopar.rules.work import PRODUCTS
@@ -30,8 +31,12 @@ class Experts:
 def expert_products(graph: Graph) -> Mapping[str, Experts]:
     """By name the ops of ``graph``, a model or the body of a block, along whose experts an axis may
     split it: products with their matrices, and what lies between and beside these."""
-    if any(op.kind == "experts" for op in graph.ops):
-        return {}
+    known = [op for op in graph.ops if op.kind == "experts"]
+    if known:  # where tokens travel to them, their rule has what may be done
+        counts = {
+            op.name: graph.tensors[op.inputs[3]].shape[0] for op in known if STAYS in op.attrs
+        }
+        return {name: Experts("e", count, True) for name, count in counts.items()}
     return _Flow(graph).followed()
 
 

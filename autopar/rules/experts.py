@@ -25,6 +25,8 @@ from autopar.rules.terms import text
 INTEGER = 8
 """Bytes of a place in the order of tokens."""
 _WAYS: tuple[Literal["forward", "backward"], ...] = ("forward", "backward")
+STAYS = "stays"
+"""The attr of experts to which no tokens travel: programs have no all-to-all of uneven rows."""
 IMBALANCE = "imbalance"
 """The attr of ``(mean, worst)`` where routes are known to be uneven: see `autopar.nouns.imbalance`.
 Programs do not have it."""
@@ -35,30 +37,37 @@ def _experts(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) 
     del results
     reads, bias = op.attrs["reads"], op.attrs["bias"]
     sliced = reads != "halves" and not bias
-    inner = "f+" if sliced else "f!"
-    wide = {"all": inner, "pairs": f"({inner} p=2!)" if sliced else "g!", "halves": "g!"}[reads]
+    inner, apart = "f+" if sliced else "f!", 2 if reads == "apart" else 1
+    wide = {"pairs": f"({inner} p=2!)" if sliced else "g!", "halves": "g!"}.get(reads, inner)
     up, down = ["e+", wide, "d!"], ["e+", "d!", inner]
     if op.attrs["transposed"]:
         up, down = ["e+", "d!", wide], ["e+", inner, "d!"]
-    terms = [["n", "d!"], ["n", "k!"], ["n", "k!"], up, down]
+    terms = [["n", "d!"], ["n", "k!"], ["n", "k!"], *[up] * apart, down]
     if bias:
         terms += [["e+", wide], ["e+", "d!"]]
-    between = {"all": ("f",), "pairs": ("f", "p") if sliced else ("g",), "halves": ("g",)}[reads]
+    between = {"pairs": ("f", "p") if sliced else ("g",), "halves": ("g",)}.get(reads, ("f",))
     return Rule(
         text(terms, [["n", "d!"]]),
-        saves=(3, 4),
+        saves=tuple(range(3, 4 + apart)),
         keeps=_kept(op, operands, between),
         routed=Routed("e", *op.attrs[IMBALANCE]) if IMBALANCE in op.attrs else None,
         implementations=(
             Implemented("e", HELD_EXPERTS),
-            Implemented("n", DISPATCH, _routed(operands[0]), ("e",)),
+            *([] if STAYS in op.attrs else [_dispatched(operands[0])]),
             *([_traded(operands[0])] if reads == "halves" and not bias else []),
         ),
-        flop_terms=((2.0, ("n", "k", "d", *between)), (2.0, ("n", "k", "f", "d"))),
+        flop_terms=(
+            (2.0 * apart, ("n", "k", "d", *between)),
+            (2.0, ("n", "k", "f", "d")),
+        ),
         products=(0, 3),
         sides=((("n", "k"), ("e",)), (between, ()), (("d",), ())),
         cost="matmul",
     )
+
+
+def _dispatched(x: Tensor) -> Implemented:
+    return Implemented("n", DISPATCH, _routed(x), ("e",))
 
 
 def _routed(x: Tensor) -> tuple[Internal, ...]:
@@ -79,10 +88,11 @@ def _traded(x: Tensor) -> Implemented:
 def _kept(op: Op, operands: tuple[Tensor, ...], between: tuple[str, ...]) -> tuple[Kept, ...]:
     """Of every route: its token, what its expert makes of it, and its places in both orders."""
     first, steps = _kept_by_gate(op, operands[0])
+    apart = op.attrs["reads"] == "apart"
     size = DTYPE_BYTES[operands[0].dtype]
     return (
         Kept(("n", "k", "d"), size),
-        *([Kept(("n", "k", *between), size)] if first else []),
+        *([Kept(("n", "k", *between), size)] * (2 if apart else 1) if first else []),
         Kept(("n", "k", "f"), size * steps),
         Kept(("n", "k", "d"), size, home=True),  # before it is weighted
         Kept(("n", "k"), DTYPE_BYTES[operands[2].dtype] + 3 * INTEGER, home=True),

@@ -209,3 +209,9 @@ def test_groups_of_rows_are_no_experts_that_ranks_share() -> None:
     text = refused(model, {"ep": "2"})
     assert "groups of rows" in text
     assert "are shared" in text
+
+
+def test_a_pipeline_has_the_experts_that_are_asked_for() -> None:
+    """Stages of data ranks alone took the place of those with experts of their own."""
+    program = made_of("experts in stages", experts(True), {"ep": "4", "pp": "2", "tp": "1"})
+    assert program.plan.program_mesh.size("ep") == 4

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
+from dataclasses import replace
 
 from autopar.emit.constants import literal, number, same
 from autopar.emit.implementations import arguments
@@ -25,6 +27,7 @@ from autopar.emit.text import (
     Expr,
     constant,
     tuple_text,
+    variable,
 )
 from autopar.lowering.lowered import Lowered, LoweredOp
 from autopar.rules.advice import unwritable
@@ -274,10 +277,24 @@ def _numbers(w: _Writer) -> str:
     return ", ".join(map(str, w.result))
 
 
+def _experts(w: _Writer) -> Expr:
+    """``experts(x, index, weights, gate, up, down, between=lambda gate, up: ...)``"""
+    names = ("h",) if w.attrs["reads"] == "all" else ("gate", "up")
+    values = [variable(name) for name in names]
+    for kind, operands, attrs in w.attrs["gate"]:
+        step = copy(w)
+        step.op = replace(w.op, kind=kind, attrs=attrs)
+        step.attrs, step.x = attrs, [values[i] for i in operands]
+        values.append(step.write())
+    between = f"between=(lambda {', '.join(names)}: {values[-1].text})"
+    return w.call("experts", *w.all_given(), between, *w.beside)
+
+
 WRITERS: Mapping[str, Callable[[_Writer], Expr]] = {
     "neg": _neg,
     "identity": lambda w: w.x[0],
     "embedding": _embedding,
+    "experts": _experts,
     "cross_entropy": _cross_entropy,
     "layer_norm": _layer_norm,
     "rms_norm": _rms_norm,

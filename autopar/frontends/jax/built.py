@@ -25,6 +25,7 @@ from autopar.frontends.jax.norms import norms_weighted
 from autopar.frontends.jax.own_casts import OwnCasts, in_half, own_casts
 from autopar.frontends.jax.precision import exact_constants, in_float64
 from autopar.frontends.jax.products import products_named
+from autopar.frontends.jax.routed import experts_named
 from autopar.frontends.jax.simplify import simplified
 from autopar.frontends.jax.sorted_rows import rows_in_place
 from autopar.frontends.jax.vocabulary import lookups_lifted
@@ -164,6 +165,7 @@ def _folded(draft: Draft, out: Sequence[LeftOut]) -> Draft | None:
         products_named,
         lookups_lifted,
         rows_in_place,
+        experts_named,
         folded,
     ):
         draft = step(draft)

@@ -209,6 +209,16 @@ def _grouped_linear(attrs: Mapping[str, Any], x: Any, index: Any, weight: Any) -
     return jnp.where(inside[:, None], made, 0)
 
 
+def _experts(attrs: Mapping[str, Any], x: Any, index: Any, weights: Any, *matrices: Any) -> Any:
+    rows, flat = jnp.repeat(x, index.shape[1], axis=0), index.reshape(-1)
+    *first, last = matrices
+    values = [_grouped_linear({}, rows, flat, matrix) for matrix in first]
+    for kind, operands, more in attrs["gate"]:
+        values.append(_evaluate(Op(kind, (), ("",), more), [values[i] for i in operands]))
+    made = _grouped_linear({}, values[-1], flat, last)
+    return jnp.einsum("nkd,nk->nd", made.reshape(*index.shape, -1), weights)
+
+
 def _attention(attrs: Mapping[str, Any], q: Any, k: Any, v: Any, mask: Any = None) -> Any:
     b, h, s, d = q.shape
     g, t = k.shape[1:3]
@@ -281,6 +291,7 @@ _OTHER: Mapping[str, Callable[..., Any]] = {
     "conv": _conv,
     "attention": _attention,
     "grouped_linear": _grouped_linear,
+    "experts": _experts,
     "layer_norm": _layer_norm,
     "rms_norm": _rms_norm,
     "softmax": lambda a, x: jax.nn.softmax(x, axis=a["dim"]),

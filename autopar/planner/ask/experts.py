@@ -19,7 +19,7 @@ def check_experts(graph: Graph, ep: int, framework: str = "torch") -> None:
     evenly."""
     layers = [(op, experts_of(part, op)) for part, op in _layers(graph)]
     if framework == "jax":
-        layers = list(_written_out(graph))
+        layers += _written_out(graph)
     if not layers:
         raise LayoutError(
             f"--fix ep={ep}: the model has no layer of experts for ranks to share{_why(graph)}; "
@@ -89,7 +89,7 @@ def common_experts(graph: Graph, framework: str = "torch") -> list[int]:
     """Numbers of ranks, more than one, that every layer's experts divide by; none without."""
     counts = {experts_of(part, op) for part, op in _layers(graph)}
     if framework == "jax":
-        counts = {count for _, count in _written_out(graph)}
+        counts |= {count for _, count in _written_out(graph)}
     return divisors(math.gcd(*counts))[1:] if counts else []
 
 

@@ -133,7 +133,7 @@ TABLE: Mapping[str, Implementation] = MappingProxyType(
         ),
         HELD_EXPERTS: Implementation(
             "what its own experts make of all tokens, a share of the sum",
-            {"pytorch": ("held",)},
+            {"pytorch": ("held",), "jax": ("held",)},
             work=lambda ways, reach: 1 / ways,
             keeps=lambda ways: 1 / ways,
         ),

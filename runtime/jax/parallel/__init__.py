@@ -28,7 +28,7 @@ from autopar.runtime.jax.parallel.gradients import (
     own_pieces,
     squares_of,
 )
-from autopar.runtime.jax.parallel.grouped import grouped_linear
+from autopar.runtime.jax.parallel.grouped import experts, grouped_linear
 from autopar.runtime.jax.parallel.kept import restore, save
 from autopar.runtime.jax.parallel.layout import (
     Layout,
@@ -92,11 +92,11 @@ __all__ = [
     "Layout", "Leaf", "MissingParameters", "OutputKinds", "Outputs", "Parameter", "Part",
     "Pipeline", "Settings", "Stack", "Stage", "StageStep", "State", "Step", "Value",
     "all_reduce", "all_to_all", "attention", "batch_of", "by_name", "clamp", "clipped", "conv",
-    "copy_to", "cross_entropy", "derivative", "embedding", "first_scale", "gather", "gathered",
-    "grouped_linear", "held_of", "initial_parameters", "join_pieces", "keep_first", "layer",
-    "layer_norm", "layers", "linear", "make_mesh", "next_scale", "norm_of", "optimizer_step",
-    "overflowed", "own_pieces", "pad", "paths_of", "placed", "put", "read_constants",
-    "read_draws", "read_workload", "reduce_scatter", "reducing", "restore", "ring_attention",
-    "rms_norm", "save", "scaled_norm", "scatter", "see_devices", "settled", "shard",
-    "squares_of", "stacked", "whole",
+    "copy_to", "cross_entropy", "derivative", "embedding", "experts", "first_scale", "gather",
+    "gathered", "grouped_linear", "held_of", "initial_parameters", "join_pieces", "keep_first",
+    "layer", "layer_norm", "layers", "linear", "make_mesh", "next_scale", "norm_of",
+    "optimizer_step", "overflowed", "own_pieces", "pad", "paths_of", "placed", "put",
+    "read_constants", "read_draws", "read_workload", "reduce_scatter", "reducing", "restore",
+    "ring_attention", "rms_norm", "save", "scaled_norm", "scatter", "see_devices", "settled",
+    "shard", "squares_of", "stacked", "whole",
 ]  # fmt: skip

@@ -7,10 +7,13 @@ XLA.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from autopar.runtime.jax.parallel.collectives import Axes
 from autopar.runtime.jax.parallel.tables import Array
 
 
@@ -22,6 +25,38 @@ def grouped_linear(x: Array, index: Array, weight: Array) -> Array:
     sizes = jnp.bincount(index, length=weight.shape[0]).astype(jnp.int32)
     made = lax.ragged_dot(_reordered(x, order, places), weight, sizes)
     return _reordered(made, places, order)
+
+
+def experts(
+    x: Array,
+    index: Array,
+    weights: Array,
+    *matrices: Array,
+    between: Callable[..., Array],
+    held: Axes = (),
+) -> Array:
+    """``sum_k weights[n, k] * (between(x[n] w1[e], x[n] w2[e]) w3[e])``, e = index[n, k]: x [n, d],
+    index and weights [n, k], matrices [e, d, f], of which there may be one or two, then [e, f, d].
+
+    held: axes that split the experts: matrices are this rank's piece, tokens whole on all ranks,
+          and so is the result, of a sum over ``held``.
+    """
+    own, each = matrices[0].shape[0], index.shape[1]
+    place = index.reshape(-1)
+    if held:
+        place = place - lax.axis_index(held) * own
+        place = jnp.where((place >= 0) & (place < own), place, own)  # others' come last
+    order = jnp.argsort(place)
+    back = jnp.argsort(order)
+    sizes = jnp.bincount(place, length=own).astype(jnp.int32)
+    rows = _reordered(jnp.repeat(x, each, axis=0), order, back)
+    *first, last = matrices
+    h = between(*(lax.ragged_dot(rows, matrix, sizes) for matrix in first))
+    made = lax.ragged_dot(h, last, sizes)
+    if held:
+        made = jnp.where((jnp.arange(len(place)) < sizes.sum())[:, None], made, 0)
+    made = _reordered(made, back, order).reshape(*index.shape, -1)
+    return jnp.einsum("nkd,nk->nd", made, weights)
 
 
 @jax.custom_vjp  # type: ignore[untyped-decorator]
