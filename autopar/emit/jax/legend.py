@@ -38,5 +38,12 @@ WORDS = (
         "ring_attention",
         "keys and values go around the ranks of {} while scores are made",
     ),
+    Word(
+        r"\bexperts\(",
+        "experts(x, e, ...)",
+        "each token by its experts e, whose rows are sorted for it",
+    ),
+    Word(r'\bheld=("\w+"|\()', "held={}", "own experts' share of what all make of these tokens"),
+    Word(r"\bgrouped_linear\(", "grouped_linear(x, e)", "each row by the matrix of its group e"),
     *MOVES,
 )
