@@ -108,7 +108,7 @@ ERRORS: Mapping[str, OldError] = {
         ("tests/planner/test_pipeline_search.py", "tests/runtime/test_shared_layers.py")),
     "what no op reads is in no stage": OldError(
         _CALLED, "autopar/lowering/stages.py",
-        "frozenset() if i else idle", "frozenset()",
+        "frozenset() if i else whole.idle", "frozenset()",
         ("tests/runtime/test_idle_parameters.py",)),
     "layers called twice each are a loop over all of them once": OldError(
         _CALLED, "autopar/emit/pytorch/loops.py",

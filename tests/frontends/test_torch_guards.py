@@ -159,7 +159,9 @@ CHECKS = [
 
 
 @pytest.mark.parametrize("body", [*CHECKS, _normal, _categorical])
-def test_checks_pass_and_are_told(body: Body) -> None:
+def test_checks_pass_and_are_told(body: Body, monkeypatch: pytest.MonkeyPatch) -> None:
+    # where anything was compiled in this process, distributions no longer check what they are given
+    monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", True)
     result = captured(body)
     assert result.graph.ops[-1].kind == "mean" or body is _normal
     (note,) = result.notes
