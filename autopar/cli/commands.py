@@ -15,7 +15,7 @@ from autopar.cli.progress import progress
 from autopar.files import plan_folder, whole_file, whole_folder
 from autopar.files.sources import relative_sources
 from autopar.nouns import batch
-from autopar.nouns.axes import CONTEXT, PIPELINE
+from autopar.nouns.axes import PIPELINE
 from autopar.nouns.errors import UserError
 from autopar.nouns.plan import to_json
 from autopar.nouns.text.graph import to_text as graph_text
@@ -88,7 +88,7 @@ def price_unemitted(
     """
     from autopar.planner.ask.pins import unemitted
 
-    choices = unemitted(fix, framework_of(model, fix))
+    choices = unemitted(fix)
     if not choices:
         return None
     from autopar.cli.unemitted import price, without_effect
@@ -96,15 +96,6 @@ def price_unemitted(
     if refusal := without_effect(options, choices):
         raise UserError(refusal)
     return price(model, cluster, fix, style, progress)
-
-
-def framework_of(model: str, fix: Mapping[str, str]) -> str:
-    """Of the model, which is read where what can be emitted hangs on it."""
-    if fix.get(CONTEXT, "1") == "1":
-        return "torch"
-    from autopar.frontends.loading import load_workload
-
-    return load_workload(model).framework
 
 
 def check_output(folder: Path) -> None:

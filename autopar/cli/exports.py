@@ -102,12 +102,11 @@ def of_folder(folder: str | Path) -> Setup:
 
 def _of_model(model: str, cluster_ref: str, cluster: Cluster, fix: Mapping[str, str]) -> Setup:
     """A layout of a model that no backend emits; others are planned first."""
-    from autopar.cli.commands import framework_of
     from autopar.cli.unemitted import price
     from autopar.frontends.loading import load_workload
     from autopar.planner.ask.pins import unemitted
 
-    if not unemitted(fix, framework_of(model, fix)):
+    if not unemitted(fix):
         raise UserError(
             f"programs can run all of --fix {pairs_text(fix)}: plan "
             f"{model} with it (`autopar plan`) and export the folder"

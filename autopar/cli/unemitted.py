@@ -82,7 +82,7 @@ def price(
         UserError: a file that cannot be used, a model outside the family, an illegal layout.
     """
     workload = load_workload(model)
-    choices = unemitted(fix, workload.framework)
+    choices = unemitted(fix)
     cluster = load_cluster(cluster_ref)
     pinned = _parsed(fix, choices)
     degrees = pinned.without(*(name for name in NAMES if name not in DEGREES))

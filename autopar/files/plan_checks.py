@@ -128,10 +128,10 @@ def check_names(plan: Plan, graph: Graph) -> None:
         ops, tensors = (names | {f"{n}{OF_ROWS}" for n in names} for names in (ops, tensors))
     _known("recipes", plan.recipes or (), ops)
     for i, spread in enumerate(plan.spreads):
-        tables = ("ops", "expert_pieces"), ("shared", "parameters", "pieces")
-        named = [(t, names) for of, names in zip(tables, (ops, tensors), strict=True) for t in of]
-        for table, names in named:
-            _known(f"spreads[{i}].{table}", getattr(spread, table), names)
+        for table in ("ops", "expert_pieces"):
+            _known(f"spreads[{i}].{table}", getattr(spread, table), ops)
+        for table in ("shared", "parameters", "pieces"):
+            _known(f"spreads[{i}].{table}", getattr(spread, table), tensors)
     _known("kernels", plan.kernels, ops)
     for i, stage in enumerate(plan.stages):
         if stage.first:

@@ -1,38 +1,29 @@
 """The price of one op under its strategy, with the collectives inside of it.
 
-Tokens that travel to their experts may do so in n pieces (`autopar.lowering.routed_pieces`):
-
-    time(n) = max(C', M') + min(C', M') / n + n o + c h,   h = min(C', M') (1 - 1/n)
-
-with C' the products of n pieces, which are thinner and read the experts' matrices n times, M' the
-all-to-alls there and back of n pieces, o the overhead of a piece and c what a second of hidden
-communication takes of the compute (as `autopar.pricing.tp_pieces` has it). In backward every piece
-but the first adds its gradients of the matrices to those of the others. What is hidden is taken off
-the collectives: the op computes as ever.
+Tokens that travel to their experts may do so in pieces (`autopar.lowering.routed_pieces`), by the
+formula of `autopar.pricing.in_pieces`: products of pieces are thinner and read the matrices once a
+piece, what travels are both all-to-alls, and in backward every piece but the first adds its
+gradients of the matrices to those of the others. What is hidden is taken off the collectives: the
+op computes as ever.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
-from autopar.cost_models.kernels.constants import kernel_constants
-from autopar.cost_models.kernels.pieces import in_pieces_s
 from autopar.lowering.issued import Inside, internal_collectives
 from autopar.lowering.lowered import Lowered, LoweredOp
 from autopar.lowering.routed_pieces import axis_of, of_a_piece, pieces_of, sites, takes
 from autopar.nouns.graph import DTYPE_BYTES, Tensor
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import key
+from autopar.pricing.in_pieces import ONE, WORTH, Laid, laid_beside
 from autopar.pricing.narrow import settled_op
-from autopar.pricing.piece_overheads import WORTH, overhead
 from autopar.pricing.prices import PICOSECONDS, Prices
 from autopar.rules.resharding import Collective
 from autopar.rules.work import extents
 
-ONE = (1,)
-"""The counts of pieces where there is no choice."""
 Tensors = Mapping[str, Tensor]
 
 
@@ -55,7 +46,8 @@ def inside_ps(
         pieces = fastest(prices, op, tensors, scope)
     if pieces == 1:
         return prices.inside(op, tensors, scope)
-    return _in_pieces(prices, op, tensors, scope, pieces)
+    forward, backward = laid(prices, op, tensors, scope, pieces)
+    return forward.added_ps, backward.added_ps
 
 
 def fastest(prices: Prices, op: LoweredOp, tensors: Tensors, scope: str | None) -> int:
@@ -114,35 +106,6 @@ def _hides(inside: Inside, op: LoweredOp, mesh: Mesh) -> bool:
     return inside.collective.axis == axis_of(op, mesh) and inside.times > 1
 
 
-@dataclass(frozen=True, slots=True)
-class Laid:
-    """One way of it in seconds: products at once, all pieces of them, all pieces of what travels,
-    what these two take together, and what is done beside them."""
-
-    whole_s: float
-    products_s: float
-    moved_s: float
-    time_s: float
-    more_s: float
-
-    @property
-    def bare_s(self) -> float:
-        """What travelling adds to the products at once."""
-        return self.time_s - self.whole_s
-
-    @property
-    def added_ps(self) -> int:
-        """Likewise, with what is done beside them."""
-        return round((self.bare_s + self.more_s) * PICOSECONDS)
-
-
-def _in_pieces(
-    prices: Prices, op: LoweredOp, tensors: Tensors, scope: str | None, pieces: int
-) -> tuple[int, int]:
-    forward, backward = laid(prices, op, tensors, scope, pieces)
-    return forward.added_ps, backward.added_ps
-
-
 def laid(
     prices: Prices, op: LoweredOp, tensors: Tensors, scope: str | None, pieces: int
 ) -> tuple[Laid, Laid]:
@@ -159,16 +122,20 @@ def laid(
     whole = prices.compute(op, tensors, scope)
     smaller, mesh = of_a_piece(op, prices.mesh, pieces)
     piece = prices.on(mesh).compute(smaller, tensors, scope)
-    piece_s, contention = overhead(prices.cluster, prices.mesh, axis)
-    constants = {**kernel_constants(), "piece_s": piece_s}
-    ways = []
-    for way, at_once, each in zip(("forward", "backward"), whole, piece, strict=True):
-        moved_s, products_s = travelling[way] / PICOSECONDS, pieces * each / PICOSECONDS
-        time_s = in_pieces_s(0.0, products_s / pieces, moved_s, pieces, constants)
-        time_s += contention * min(products_s, moved_s) * (1 - 1 / pieces)
-        more_s = others[way] / PICOSECONDS
-        ways.append(Laid(at_once / PICOSECONDS, products_s, moved_s, time_s, more_s))
-    return ways[0], ways[1]
+    forward, backward = (
+        laid_beside(
+            prices.cluster,
+            prices.mesh,
+            axis,
+            pieces,
+            at_once / PICOSECONDS,
+            pieces * each / PICOSECONDS,
+            travelling[way] / PICOSECONDS,
+            others[way] / PICOSECONDS,
+        )
+        for way, at_once, each in zip(("forward", "backward"), whole, piece, strict=True)
+    )
+    return forward, backward
 
 
 def _matrix_bytes(op: LoweredOp, prices: Prices, tensors: Tensors) -> int:

@@ -1,12 +1,8 @@
 """What it takes to run a tensor-parallel collective in pieces beside the products next to it.
 
-    time(n) = max(C', M') + min(C', M') / n + n o + c h,   h = min(C', M') (1 - 1/n)
-
-with C' the products in pieces of rows, which may fill a device's processors less than all rows do,
-M' the n collectives of 1/n of the bytes, o the overhead of a piece and c what a second of hidden
-communication takes of the compute that hides it (`autopar.cost_models.kernels.pieces`, judged by
-``python -m benchmarks.published_kernels``). What is hidden is taken off the collective: products
-are priced as ever.
+The products in pieces of rows may fill a device's processors less than all rows do; the formula is
+that of `autopar.pricing.in_pieces`. What is hidden is taken off the collective: products are priced
+as ever.
 
 In backward the gradients of weights are products of all rows. A reduction hides behind these too;
 a gather, whose gradient they read, behind those of inputs alone.
@@ -17,8 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from autopar.cost_models.kernels.constants import kernel_constants
-from autopar.cost_models.kernels.pieces import in_pieces_s, wave_share
+from autopar.cost_models.kernels.pieces import wave_share
 from autopar.lowering.lowered import Lowered, LoweredOp
 from autopar.lowering.pieces import (
     BEFORE,
@@ -36,15 +31,12 @@ from autopar.nouns.cluster import Cluster
 from autopar.nouns.graph import Op, Tensor
 from autopar.nouns.plan import key
 from autopar.nouns.sharding import Sharding
-from autopar.pricing.piece_overheads import WORTH, overhead
+from autopar.pricing.in_pieces import ONE, WORTH, Laid, laid_beside
 from autopar.pricing.prices import PICOSECONDS, Prices
 from autopar.rules.notation import BoundRule
 from autopar.rules.resharding import Collective, Step, collectives
 from autopar.rules.strategies import Strategy
 from autopar.rules.work import extents
-
-ONE = (1,)
-"""The counts of pieces where there is no choice."""
 
 Products = Sequence[tuple[Op, BoundRule]]
 Ends = tuple[Sharding, Sharding]
@@ -146,22 +138,6 @@ def _best(prices: Prices, one: Beside) -> Priced:
     return fastest if plain.total_ps - fastest.total_ps >= worth else plain
 
 
-@dataclass(frozen=True, slots=True)
-class Laid:
-    """One way of it in seconds: products in one piece, all pieces of them, all pieces of the
-    collective, and what they take together."""
-
-    whole_s: float
-    products_s: float
-    moved_s: float
-    time_s: float
-
-    @property
-    def added_ps(self) -> int:
-        """Beyond the products in one piece."""
-        return round((self.time_s - self.whole_s) * PICOSECONDS)
-
-
 def priced(prices: Prices, one: Beside, pieces: int) -> Priced:
     """In so many pieces, whether that is wise or not."""
     there, back = laid(prices, one, pieces)
@@ -189,12 +165,8 @@ def _laid(
         return Laid(whole_s, whole_s, moved_s, whole_s + moved_s)
     small = [replace(c, size_bytes=-(-c.size_bytes // pieces)) for c in moved]
     moved_s = pieces * sum(map(prices.collective, small)) / PICOSECONDS
-    products_s = thin * whole_s
-    piece_s, contention = overhead(prices.cluster, prices.mesh, moved[0].axis)
-    constants = {**kernel_constants(), "piece_s": piece_s}
-    time_s = in_pieces_s(whole_s, products_s / pieces, moved_s, pieces, constants)
-    hidden_s = min(products_s, moved_s) * (1 - 1 / pieces)
-    return Laid(whole_s, products_s, moved_s, time_s + contention * hidden_s)
+    given = whole_s, thin * whole_s, moved_s
+    return laid_beside(prices.cluster, prices.mesh, moved[0].axis, pieces, *given)
 
 
 def _thinness(cluster: Cluster, one: Beside, pieces: int) -> float:

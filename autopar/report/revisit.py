@@ -23,13 +23,13 @@ from autopar.planner.problem.folding import fold
 from autopar.planner.problem.legal import NoStrategy
 from autopar.planner.problem.nodes import Folded, Node
 from autopar.planner.solve.solved import idle_axes
+from autopar.pricing.in_pieces import ONE
 from autopar.pricing.planned import PricedPipeline, planned_state, price_pipeline
 from autopar.pricing.prices import PICOSECONDS, Prices
 from autopar.pricing.state import StateSharding
 from autopar.pricing.state_prices import StatePrices
 from autopar.pricing.step_time import StepTime
 from autopar.pricing.summary import Summary, summarise
-from autopar.pricing.tp_pieces import ONE
 from autopar.report.opened import opened, refuse
 from autopar.report.units import duration
 from autopar.rules.cut import BatchCut

@@ -118,21 +118,15 @@ def inverse(order: Tensor) -> Tensor:
     return torch.empty_like(order).scatter_(0, order, places)
 
 
-def routes_of(index: Tensor, own: int, held: Axes = (), dispatch: Axes = ()) -> Routes:
-    """Of ``index`` [n, k], whole numbers of experts, where this rank has ``own`` of them.
+def routes_of_each(
+    pieces: Sequence[Tensor], own: int, held: Axes = (), dispatch: Axes = ()
+) -> tuple[Routes, ...]:
+    """Of pieces of the tokens, as many on every rank, each [n, k] of whole numbers of experts,
+    where this rank has ``own`` of them. Their numbers of rows go ahead together.
 
     Every rank along ``dispatch`` must ask, also one without tokens. Raises `ProgramError` where an
     axis is named twice.
     """
-    (routes,) = routes_of_each((index,), own, held, dispatch)
-    return routes
-
-
-def routes_of_each(
-    pieces: Sequence[Tensor], own: int, held: Axes = (), dispatch: Axes = ()
-) -> tuple[Routes, ...]:
-    """`routes_of` of several pieces of the tokens, as many on every rank, whose numbers of rows go
-    ahead together."""
     over, across = _in_mesh(held), _in_mesh(dispatch)
     if set(over) & set(across):
         raise ProgramError(

@@ -56,12 +56,6 @@ def test_choices_that_no_backend_emits(fix: dict[str, str], choices: tuple[str, 
     assert unemitted(fix) == choices
 
 
-def test_jax_programs_have_no_matrices_of_experts_apart() -> None:
-    assert unemitted({"cp": "2", "tp": "2", "ep": "2"}, "jax") == ()
-    assert unemitted({"etp": "1"}, "jax") == ()
-    assert unemitted({"etp": "2", "tp": "2"}, "jax") == ("etp=2",)
-
-
 GOLDEN = """\
 PATH: 0.9 M parameters on 8 H100 (8 H100), fp32, eager
 layout dp_replicate=1,dp_shard=1,tp=2,cp=2,ep=1,pp=2,zero=1,global_batch=16,microbatch=2,\

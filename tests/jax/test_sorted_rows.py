@@ -229,3 +229,11 @@ def test_experts_that_are_none_make_nothing() -> None:
     program = made_of("none", replace(model), {"dp_replicate": "2"})
     assert "grouped_linear(" in program.text
     assert program.exact()[0].largest <= TOLERANCE
+
+
+def test_matrices_of_experts_are_split_beside_them() -> None:
+    model = models.Model(loss_of(as_maxtext), params_of(""), BATCH)
+    program = made_of("matrices", model, {"ep": "2", "etp": "2", "tp": "2", "pp": "1"})
+    assert '"up": Parameter((4, 8, 16), P("ep", None, "tp")' in program.text
+    assert '"down": Parameter((4, 16, 8), P("ep", "tp")' in program.text
+    assert program.exact()[0].largest <= TOLERANCE

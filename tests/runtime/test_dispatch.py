@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from autopar.runtime.pytorch import ranks as rank_state
 from autopar.runtime.pytorch import transport
-from autopar.runtime.pytorch.dispatch import routes_of
+from autopar.runtime.pytorch.dispatch import routes_of_each
 from autopar.runtime.pytorch.experts import experts
 from autopar.runtime.shared.settings import ProgramError
 from tests.emit import simulated
@@ -225,7 +225,7 @@ def test_a_route_to_no_expert_is_an_error(layout: str, wrong: int) -> None:
 
 def _routes(of: Case) -> None:
     index = of.index[: of.tokens[0]]
-    routes_of(index, EXPERTS // 2, held=of.layout.held, dispatch=of.layout.dispatch)
+    routes_of_each((index,), EXPERTS // 2, held=of.layout.held, dispatch=of.layout.dispatch)
 
 
 def test_an_axis_is_gathered_or_dispatched() -> None:

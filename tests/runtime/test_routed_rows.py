@@ -11,7 +11,7 @@ from autopar.cli.commands import plan_files, search
 from autopar.files import plan_folder
 from autopar.runtime.jobs import launch
 from autopar.runtime.pytorch import routed_rows
-from autopar.runtime.pytorch.dispatch import routes_of
+from autopar.runtime.pytorch.dispatch import routes_of_each
 from autopar.runtime.pytorch.ranks import Ranks
 
 MODEL, CLUSTER = "examples/10_experts.py", "examples/clusters/cpu_4.yaml"
@@ -19,10 +19,11 @@ MODEL, CLUSTER = "examples/10_experts.py", "examples/clusters/cpu_4.yaml"
 
 def test_ratios_are_of_the_busiest_expert_over_the_mean() -> None:
     with routed_rows.noting() as noted:
-        routes_of(torch.tensor([[0, 1], [0, 2], [0, 3], [0, 1]]), 4)  # 4, 2, 1, 1: twice the mean
-        routes_of(torch.tensor([[0, 1], [2, 3]]), 4)
-        routes_of(torch.empty((0, 2), dtype=torch.int64), 4)  # says nothing
-        routes_of(torch.tensor([[0, 1]], device="meta"), 4)
+        uneven = torch.tensor([[0, 1], [0, 2], [0, 3], [0, 1]])  # 4, 2, 1, 1: twice the mean
+        routes_of_each((uneven,), 4)
+        routes_of_each((torch.tensor([[0, 1], [2, 3]]),), 4)
+        routes_of_each((torch.empty((0, 2), dtype=torch.int64),), 4)  # says nothing
+        routes_of_each((torch.tensor([[0, 1]], device="meta"),), 4)
     assert noted.imbalance(Ranks({}, alone=True)) == {
         "mean": 1.5,
         "worst": 2.0,
@@ -36,7 +37,7 @@ def test_without_experts_there_is_nothing() -> None:
     with routed_rows.noting() as noted:
         pass
     assert noted.imbalance(Ranks({}, alone=True)) == {}
-    routes_of(torch.tensor([[0, 1]]), 4)  # nobody notes
+    routes_of_each((torch.tensor([[0, 1]]),), 4)  # nobody notes
     assert not noted.calls
 
 

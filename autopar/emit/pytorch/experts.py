@@ -62,14 +62,16 @@ def _step(site: Site, kind: str, operands: list[Expr], attrs: Mapping[str, objec
 
 def tokens_in_pieces(lowered: Lowered) -> Lowered:
     """``lowered`` with calls that say in how many pieces their tokens travel."""
-    counts = {op.op.name: pieces_of(lowered, op) for op in lowered.ops if lowered.expert_pieces}
+    if not lowered.expert_pieces:
+        return lowered
 
     def counted(op: LoweredOp) -> LoweredOp:
-        attrs = {**op.op.attrs, PIECES: counts[op.op.name]}
-        return replace(op, op=replace(op.op, attrs=attrs))
+        count = pieces_of(lowered, op)
+        if count == 1:
+            return op
+        return replace(op, op=replace(op.op, attrs={**op.op.attrs, PIECES: count}))
 
-    ops = (counted(op) if counts.get(op.op.name, 1) > 1 else op for op in lowered.ops)
-    return replace(lowered, ops=tuple(ops)) if counts else lowered
+    return replace(lowered, ops=tuple(map(counted, lowered.ops)))
 
 
 PRINTERS: Mapping[str, Printer] = {"experts": _experts}

@@ -8,7 +8,7 @@ draft to draft, most of them a visitor given to `rewrite`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -102,6 +102,14 @@ class Draft:
             for value in dict.fromkeys(node.values):
                 readers.setdefault(value, []).append(node)
         return readers
+
+
+def every_node(draft: Draft) -> Iterator[Node]:
+    """Those of bodies of scans too."""
+    for node in draft.nodes:
+        yield node
+        if node.kind == "scan":
+            yield from every_node(node.attrs["body"])
 
 
 class Builder:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from autopar.frontends.jax.draft import Builder, Draft, Node, Operand, Value, rewrite
+from autopar.frontends.jax.draft import Builder, Draft, Node, Operand, Value, every_node, rewrite
 from autopar.frontends.jax.sorted_rows import GROUPED
 from autopar.rules.experts import STAYS
 
@@ -29,14 +29,9 @@ _MOST = 2
 
 
 def experts_named(draft: Draft) -> Draft:
-    if not any(node.kind == GROUPED for node in _every(draft)):
+    if not any(node.kind == GROUPED for node in every_node(draft)):
         return draft
     return rewrite(draft, _visit)
-
-
-def _every(draft: Draft) -> list[Node]:
-    inner = [_every(n.attrs["body"]) for n in draft.nodes if n.kind == "scan"]
-    return [*draft.nodes, *(node for nodes in inner for node in nodes)]
 
 
 def _visit(node: Node, builder: Builder) -> Sequence[Operand] | None:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import jax
@@ -32,6 +32,7 @@ from autopar.frontends.jax.draft import (
     Operand,
     Shape,
     Value,
+    every_node,
     merged,
     rewrite,
 )
@@ -55,16 +56,9 @@ _BY_ROWS = re.compile(
 
 def rows_in_place(draft: Draft) -> Draft:
     """The draft without sorts of rows by group that nothing else reads."""
-    if not any(node.kind == _RAGGED for node in _every(draft)):
+    if not any(node.kind == _RAGGED for node in every_node(draft)):
         return draft
     return simplified(merged(rewrite(draft, _Places().visit)))
-
-
-def _every(draft: Draft) -> Iterator[Node]:
-    for node in draft.nodes:
-        yield node
-        if node.kind == "scan":
-            yield from _every(node.attrs["body"])
 
 
 @dataclass(slots=True, eq=False)
@@ -140,16 +134,14 @@ class _Places:
         each, more = divmod(rows.shape[0], node.out.shape[0])
         if more or not each:
             return None
-        shapes = (((rows.shape[0],), "int32"), (rows.shape, rows.dtype))
-        for form in _WRITTEN if each == 1 else ():
-            bound = _bound(form, shapes, node, builder)
-            if bound is not None and bound[1] is rows and bound[0] in self.orders:
-                return self._where_they_were(rows, bound[0])
-        for form in _added(each, node.out.shape[0]):
-            bound = _bound(form, shapes, node, builder)
-            if bound is not None and bound[1] is rows and bound[0] in self.orders:
-                known = self._where_they_were(rows, bound[0])
-                return None if known is None else [_summed(known[0], each, builder)]
+        order, where = self.in_place[rows]
+        shapes = ((order.shape, order.dtype), (rows.shape, rows.dtype))
+        written = _WRITTEN if each == 1 else ()
+        if any(_bound(form, shapes, node, builder) == (order, rows) for form in written):
+            return [where]
+        added = _added(each, node.out.shape[0])
+        if any(_bound(form, shapes, node, builder) == (order, rows) for form in added):
+            return [_summed(where, each, builder)]
         return None
 
     def _where_they_were(self, rows: Value, order: Value) -> Sequence[Operand] | None:
@@ -242,7 +234,6 @@ def _parts(each: int) -> tuple[Form, ...]:
     return (
         lambda order: order // each,
         lambda order: jax.lax.div(order, jnp.asarray(each, order.dtype)),
-        lambda order: jnp.floor_divide(order, each),
     )
 
 

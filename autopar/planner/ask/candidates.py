@@ -153,15 +153,15 @@ def candidates(
     if not possible:
         cp = asked[0]
         raise LayoutError(_does_not_divide(devices // (cp * beside), batch, pins, ranks[cp]))
-    spread = [c for c in possible if c.model.device_count % (pins.ep or 1) == 0]
-    if not spread:
+    fitting = [c for c in possible if c.model.device_count % (pins.ep or 1) == 0]
+    if not fitting:
         raise LayoutError(
             f"--fix ep={pins.ep}: experts are spread over ranks of dp_shard, cp and tp, which do "
             f"not make up {pins.ep} of {devices} devices under the other pins; leave one of them "
             "out, or ep",
             {EXPERT: "1"},
         )
-    return spread
+    return fitting
 
 
 def _data_ranks(devices: int, pins: Pins) -> list[int]:

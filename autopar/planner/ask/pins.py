@@ -47,8 +47,6 @@ DEGREES = (REPLICATE, SHARD, TENSOR)
 """What splits the devices of a stage, beside ``cp`` and ``tp2``."""
 ALONE = ("sequence_parallel",)
 """What no backend emits; the transformer family prices it."""
-PYTORCH_ALONE = (EXPERT_TENSOR,)
-"""Counts that JAX programs do not have above 1."""
 CHOICES = (
     *DEGREES,
     CONTEXT,
@@ -72,16 +70,14 @@ Split = tuple[int, int, int]
 """(dp_replicate, dp_shard, tp)"""
 
 
-def unemitted(pairs: Mapping[str, str], framework: str = "torch") -> tuple[str, ...]:
-    """The pinned choices that the framework's backend does not emit, as ``("ep=2",)``.
+def unemitted(pairs: Mapping[str, str]) -> tuple[str, ...]:
+    """The pinned choices that no backend emits, as ``("recompute=selective",)``.
 
     Whether tensors between layers are split over tp is decided op by op, so a program cannot be
     held to ``sequence_parallel`` either.
     """
 
     def emitted(name: str, text: str) -> bool:
-        if name in PYTORCH_ALONE and framework == "jax":
-            return text.lstrip("0") == "1"
         return name != "sequence_parallel" and (name, text) != ("recompute", ATTENTION)
 
     return tuple(f"{name}={text}" for name, text in pairs.items() if not emitted(name, text))

@@ -17,11 +17,11 @@ from autopar.nouns.reduction import LIBRARY
 from autopar.pipeline.actions import Lists, to_text
 from autopar.planner.ask.candidates import Candidate, Sharing, StateLayout
 from autopar.planner.ask.experts import common_experts
+from autopar.pricing.in_pieces import ONE
 from autopar.pricing.offload import obstacle as offload_obstacle
 from autopar.pricing.priced import Priced
 from autopar.pricing.prices import Prices
 from autopar.pricing.sends import Order
-from autopar.pricing.tp_pieces import ONE
 from autopar.rules.cut import Cuts
 from autopar.rules.fusion import ALONE, Fusion
 from autopar.rules.work import Work

@@ -33,9 +33,9 @@ from autopar.planner.problem.nodes import OWNED, Folded, Node
 from autopar.planner.problem.op_tables import Forms, OpTable, op_table
 from autopar.planner.problem.piece_prices import Neighbours
 from autopar.planner.problem.posed import Posed, Stored
+from autopar.pricing.in_pieces import ONE
 from autopar.pricing.prices import Prices
 from autopar.pricing.state_prices import StatePrices
-from autopar.pricing.tp_pieces import ONE
 from autopar.rules.cut import BatchCut
 from autopar.rules.strategies import Strategy, flows
 

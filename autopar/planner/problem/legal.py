@@ -130,7 +130,7 @@ class Legal:
             legal = [s for s in legal if self._is_even(s, bound)]
         if "experts" == op.kind or (experts is not None and experts.matrices):
             asked = {"e": self.experts, "f": self.matrices}
-            if experts is not None:
+            if experts is not None and op.kind != "experts":
                 asked = {experts.factor: self.experts}
             legal = [s for s in legal if self._shares(s, bound, asked)]
             if not legal:
