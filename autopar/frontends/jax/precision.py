@@ -97,8 +97,11 @@ def exact_constants(
     """By ``id`` of a literal of the jaxpr ``closed``, and of its ``rules``, its value before it was
     rounded; ``wide``: the same function `in_float64`.
 
-    None where that is another program; with ``every``, also where a number is another one there.
+    None where that is none, or another program; with ``every``, also where a number is another one
+    there.
     """
+    if wide is None:
+        return None
     try:
         pairs = list(_aligned(closed.jaxpr, wide.jaxpr, rules))
     except Exception:  # a user's rule of a derivative may insist on its own dtypes
