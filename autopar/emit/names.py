@@ -31,7 +31,7 @@ _STREAM = frozenset({"linear", "linear_t", "conv", "layer_norm", "rms_norm", "ba
 # What programs import from the runtime; variables leave these names alone.
 FUNCTIONS = frozenset(
     "all_reduce all_to_all attention batch_norm carry copied_linear copied_linears copy_to"
-    " cross_entropy ctc_loss device dropout embedding experts gated_activation gather"
+    " cross_entropy ctc_loss device dropout embedding experts feed_forward gated_activation gather"
     " gathered_linear gathered_linears keep_first linear_cross_entropy linear_reduced"
     " linear_scattered local own_function pad recompute reduce_scatter repeat_heads"
     " ring_attention rms_norm rotary scaled_linear scatter_sum shard whole".split()

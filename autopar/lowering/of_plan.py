@@ -13,6 +13,7 @@ from autopar.nouns.graph import Graph
 from autopar.nouns.plan import Plan, key
 from autopar.nouns.recipes import ALIGNED
 from autopar.rules.cut import BatchCut, batch_cut
+from autopar.rules.feed_forwards import with_mlp_chunks
 from autopar.rules.implementations.kernels import ATTR
 from autopar.rules.kept_whole import keep_whole
 from autopar.rules.kernels import kernels_in, with_kernels, wrong_kernels
@@ -24,11 +25,12 @@ from autopar.rules.uneven_routes import with_imbalance
 
 def planned_graph(plan: Plan, captured: Graph) -> Graph:
     """The graph that the plan is of: in its precision, with what it keeps whole, how unevenly
-    routes go to experts, its layers in 8 bits, what its ops run by, and its loss in chunks.
+    routes go to experts, its layers in 8 bits, what its ops run by, its MLPs and loss in chunks.
 
     Raises `LoweringError` for a recipe or kernel that the op that it is named for cannot run by.
     """
     graph = at_precision(keep_whole(captured, plan.replicated_ops), plan.precision)
+    graph = with_mlp_chunks(graph, plan.mlp_chunks)
     for where, against in wrong_kernels(graph, plan.kernels):
         raise LoweringError(f"kernels.{where} is {plan.kernels[where]!r}, and {against}")
     graph = with_kernels(with_imbalance(graph, plan.expert_imbalance), plan.kernels)

@@ -71,6 +71,17 @@ def _wrong_loss(chunks: int) -> Iterator[Wrong]:
         yield "loss_chunks", chunks, "a whole number from 1, or null"
 
 
+def _mlp_words(chunks: int) -> str:
+    return (
+        f"in {chunks} chunks of tokens: 1/{chunks} of what stands between their products at a time"
+    )
+
+
+def _wrong_mlp(chunks: int) -> Iterator[Wrong]:
+    if chunks < 1:
+        yield "mlp_chunks", chunks, "a whole number from 1, or null"
+
+
 def _wrong_bucket(size_bytes: int) -> Iterator[Wrong]:
     if size_bytes < MIB or size_bytes % MIB:
         yield "bucket_bytes", size_bytes, "a multiple of 1048576, or null"
@@ -135,6 +146,13 @@ CHOICES = (
         lambda n: f"loss_chunks={n} (logits are never whole): a device's memory may be short "
         "without",
         _wrong_loss,
+    ),
+    Choice(
+        "mlp_chunks", "feed-forward", "at once",
+        lambda n: f"in {n} chunks", _mlp_words,
+        lambda n: f"mlp_chunks={n} (what stands between products of an MLP is never whole, and is "
+        "made again in backward): a device's memory may be short without",
+        _wrong_mlp,
     ),
     Choice(
         "bucket_bytes", "gradients", "in usual buckets",

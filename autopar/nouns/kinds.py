@@ -190,6 +190,11 @@ KINDS: Mapping[str, str] = MappingProxyType(
         "gate is what up gives; halves, pairs: g = 2 f, operands 0 and 1 are its halves, or take "
         "turns in it; apart: two matrices up, operands 0 and 1 are what they give), transposed "
         "(up [e, d, g], down [e, f, d]), bias, stays? (no tokens travel to them)",
+        "feed_forward": "x [..., s, k], ups matrices [f, k], matrix [o, f], for each place in "
+        "biases one [f]; ups, biases (of which first products), gate (steps between the products, "
+        "as of experts; operand i is what first product i gives), transposed (matrices [k, f], "
+        "[f, o]), chunks (of s, one after the other): -> [..., s, o], `autopar.rules.feed_forwards`"
+        " makes it",
         # pooling, images
         "max_pool": "x [b, c, *s]; kernel, stride, padding, dilation, ceil_mode",
         "avg_pool": "x [b, c, *s]; kernel, stride, padding",

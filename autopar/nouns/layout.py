@@ -8,6 +8,7 @@
            | "offload=" none or optimizer            see `autopar.nouns.offload`
            | "bucket=" a size, as 8MiB               see `autopar.nouns.buckets`
            | "loss_chunks=" none, or how many        see `autopar.rules.loss_heads`
+           | "mlp_chunks=" none, or how many         see `autopar.rules.feed_forwards`
            | "tp_pieces=" 1, 2, 4 or 8               see `autopar.lowering.pieces`
            | "expert_pieces=" 1, 2, 4 or 8           see `autopar.lowering.routed_pieces`
            | "reduce=" float32, bfloat16 or float16
@@ -55,7 +56,7 @@ from autopar.nouns.reduction import ALL_REDUCES
 from autopar.nouns.zero import ZERO_LEVELS
 
 RING_RANKS = "cp_ring"
-CHUNKS, NO_CHUNKS = "loss_chunks", "none"
+CHUNKS, MLP_CHUNKS, NO_CHUNKS = "loss_chunks", "mlp_chunks", "none"
 BUCKET, REDUCE, ALL_REDUCE = "bucket", "reduce", "all_reduce"
 PIECES, EXPERT_PIECES = "tp_pieces", "expert_pieces"
 ATTENTION_BY, KERNELS, PREFETCH = "attention", "kernels", "prefetch"
@@ -75,6 +76,7 @@ _MEANS: Mapping[str, str] = MappingProxyType(
         PRECISION: " (by which linear layers run in 8 bits, as far as they gain)",
         "offload": " (what is in host memory between steps)",
         CHUNKS: "none, or ",
+        MLP_CHUNKS: "none, or ",
         "microbatch": "the samples that one microbatch has on one data rank, ",
     }
 )
@@ -112,6 +114,8 @@ class Pins:
     uneven: bool | None = None
     loss_chunks: int | None = None
     """Of the rows of the last product and its loss; 0: none, logits are whole."""
+    mlp_chunks: int | None = None
+    """Of the tokens of feed-forward parts; 0: none, they run at once."""
     bucket: int | None = None
     """Bytes of gradients that replicas add up at once."""
     tp_pieces: int | None = None
@@ -148,15 +152,15 @@ def _text(name: str, value: Any) -> str:
     """What `Grammar.read` reads as the value."""
     if isinstance(value, bool):
         return _SWITCH[value]
-    if name == CHUNKS and not value:
+    if name in (CHUNKS, MLP_CHUNKS) and not value:
         return NO_CHUNKS
     return bucket_text(value) if name == BUCKET else str(value)
 
 
 NAMES = tuple(one.name for one in fields(Pins))
 OF_PROGRAMS = (
-    CHUNKS, BUCKET, PIECES, EXPERT_PIECES, REDUCE, ALL_REDUCE, ATTENTION_BY, KERNELS, PREFETCH,
-    PRECISION,
+    CHUNKS, MLP_CHUNKS, BUCKET, PIECES, EXPERT_PIECES, REDUCE, ALL_REDUCE, ATTENTION_BY, KERNELS,
+    PREFETCH, PRECISION,
 )  # fmt: skip
 """What a program does on top of its layout."""
 _NOT_OF_LAYOUTS = ("microbatches", RING_RANKS, *OF_PROGRAMS)
@@ -241,7 +245,7 @@ class Grammar:
             return _of_words(name, text)
         if name in ("schedule", ATTENTION_BY, KERNELS):
             return text  # known to whoever plays it, or has a table of them
-        if name == CHUNKS and text == NO_CHUNKS:
+        if name in (CHUNKS, MLP_CHUNKS) and text == NO_CHUNKS:
             return 0
         if name == BUCKET:
             return self._bucket(text)

@@ -210,6 +210,8 @@ class Plan:
     expert_imbalance: how unevenly routes were taken to go to experts; None: evenly.
     loss_chunks:  of rows that the model's last product and its loss are taken in, one after the
                   other (`autopar.rules.loss_heads`); None: logits are made whole.
+    mlp_chunks:   of tokens that feed-forward parts run in, one after the other
+                  (`autopar.rules.feed_forwards`); None: at once.
     bucket_bytes: of gradients that replicas add up at once (`autopar.nouns.buckets`); None: of the
                   usual size, or no replicas do.
     reduce_dtype: of gradients that FSDP2 reduces; None: as they are stored.
@@ -242,6 +244,7 @@ class Plan:
     actions: tuple[str, ...] = ()
     expert_imbalance: Imbalance | None = None
     loss_chunks: int | None = None
+    mlp_chunks: int | None = None
     bucket_bytes: int | None = None
     reduce_dtype: str | None = None
     all_reduce: str | None = None
@@ -301,15 +304,15 @@ class Plan:
 
 
 _RARE = (
-    "expert_imbalance", "loss_chunks", "bucket_bytes", "reduce_dtype", "all_reduce", "prefetch",
-    "recipes",
+    "expert_imbalance", "loss_chunks", "mlp_chunks", "bucket_bytes", "reduce_dtype", "all_reduce",
+    "prefetch", "recipes",
 )  # fmt: skip
 
 
 def as_data(plan: Plan) -> dict[str, Any]:
     """The plan as plain values. What only plans that offload have is left out of others, and so is
-    what only those with uneven routes, a loss in chunks, other buckets or other sums, recipes or
-    kernels have."""
+    what only those with uneven routes, a loss or MLPs in chunks, other buckets or other sums,
+    recipes or kernels have."""
     data = dataclasses.asdict(plan)
     if not plan.kernels:
         del data["kernels"]

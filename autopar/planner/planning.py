@@ -39,6 +39,13 @@ from autopar.planner.made import plan_of
 from autopar.planner.search.expert_pieces import check_expert_pieces, check_expert_pins
 from autopar.planner.search.kernels import asked_kernels
 from autopar.planner.search.loss_chunks import asked_chunks, check_rows, searched_in_chunks
+from autopar.planner.search.mlp_chunks import (
+    Answered,
+    Asked,
+    Search,
+    check_tokens,
+    searched_mlp_chunks,
+)
 from autopar.planner.search.on_top import chosen
 from autopar.planner.search.recipes import asked_recipe
 from autopar.planner.search.reductions import check_reduce
@@ -46,6 +53,7 @@ from autopar.planner.search.tp_pieces import check_pieces, check_tp_pieces, with
 from autopar.planner.solve.solved import lowered_of
 from autopar.rules.batch import BatchFlow, flow_or_obstacle
 from autopar.rules.cut import Cut, Cuts
+from autopar.rules.feed_forwards import with_mlp_chunks
 from autopar.rules.fusion import ALONE, fusion
 from autopar.rules.kept_whole import keep_whole
 from autopar.rules.kernels import with_kernels
@@ -177,39 +185,60 @@ def plan_captured(
     check_pins(pins, workload, cluster)
     check_tp_pieces(pins, workload.framework, style)
     check_expert_pins(pins, workload.framework)
-    graph = at_precision(keep_whole(captured.graph, missing), workload.precision)
-    plain, chunks = _asked(graph, pins, workload, cluster, options, captured.samples)
-    graph = in_chunks(plain, chunks)
+    base = at_precision(keep_whole(captured.graph, missing), workload.precision)
     batch_dims = {e.name: e.batch_dim for e in captured.batch if e.batch_dim is not None}
-    flow, obstacle = flow_or_obstacle(graph, batch_dims)
+    flow, obstacle = flow_or_obstacle(base, batch_dims)
     mixed = mixed_unit(captured, workload)
     pins = unsharded(pins, mixed) if mixed else pins
-    check_ways(graph, pins, obstacle, captured.samples, workload.framework)
     cuts_of = partial(_cuts, batch_dims=batch_dims, pins=pins, workload=workload, cluster=cluster)
-    question = Question(
-        graph=graph,
-        cuts=cuts_of(graph),
-        batch=captured.samples,
-        obstacles=flow.obstacles,
-        cluster=cluster,
-        precision=workload.precision,
-        optimizer=workload.optimizer,
-        pins=pins,
-        actions=actions,
-        searcher=options.searcher,
-        uneven=workload.framework != "jax",
-        splits_batch=obstacle is None,
-        fusion=fusion(graph) if style == "compiled" else ALONE,
-        verbose=options.verbose,
-        framework=workload.framework,
-        clips=workload.clip_norm is not None,
-    )
-    check_reduce(question)
-    question, chunks, outcome = _searched(question, plain, cuts_of, chunks, progress)
+
+    def graph_of(mlp: int | None, loss: int | None) -> Graph:
+        graph = with_mlp_chunks(base, mlp)
+        return in_chunks(_by_kernels(graph, pins, workload, cluster, options), loss)
+
+    def answer(mlp: int | None, search: Search) -> Answered:
+        plain = graph_of(mlp, None)
+        loss = asked_chunks(
+            plain, pins.loss_chunks, workload.framework, style, captured.samples, cluster
+        )
+        graph = in_chunks(plain, loss)
+        check_ways(graph, pins, obstacle, captured.samples, workload.framework)
+        question = Question(
+            graph=graph,
+            cuts=cuts_of(graph),
+            batch=captured.samples,
+            obstacles=flow.obstacles,
+            cluster=cluster,
+            precision=workload.precision,
+            optimizer=workload.optimizer,
+            pins=pins,
+            actions=actions,
+            searcher=options.searcher,
+            uneven=workload.framework != "jax",
+            splits_batch=obstacle is None,
+            fusion=fusion(graph) if style == "compiled" else ALONE,
+            verbose=options.verbose,
+            framework=workload.framework,
+            clips=workload.clip_norm is not None,
+        )
+        check_reduce(question)
+        question, loss, outcome = _searched(question, plain, cuts_of, loss, progress, search)
+        return Answered(question, loss, mlp, outcome)
+
+    asked = Asked(answer, graph_of)
+    pinned = pins.mlp_chunks, workload.framework, style, captured.samples, cluster
+    answered = searched_mlp_chunks(asked, *pinned, progress, search_or_advise)
+    question, outcome, chunks = answered.question, answered.outcome, answered.loss_chunks
     on_top = chosen(question, outcome)
     question, outcome = on_top.question, on_top.outcome
     made = plan_of(outcome, question, captured, workload, workload_ref, style, missing)
-    made = replace(made, expert_imbalance=options.imbalance, loss_chunks=chunks, **on_top.decisions)
+    made = replace(
+        made,
+        expert_imbalance=options.imbalance,
+        loss_chunks=chunks,
+        mlp_chunks=answered.mlp_chunks,
+        **on_top.decisions,
+    )
     against = (*_against(flow, obstacle, mixed), *outcome.alarms)
     enough = None if outcome.best.decided.stages else fewer(on_top.searched, outcome)
     lowered = lowered_of(question, outcome.best.decided)
@@ -218,6 +247,8 @@ def plan_captured(
     made = with_effect(made, lowered)
     if chunks is not None:
         check_rows(lowered, chunks)
+    if answered.mlp_chunks is not None:
+        check_tokens(lowered, answered.mlp_chunks)
     used = outcome.cluster
     return PlanResult(
         made, workload, used, captured, question.graph, lowered, missing, against, enough
@@ -246,19 +277,17 @@ def _missing(
     return tuple(missing)
 
 
-def _asked(
-    graph: Graph, pins: Pins, workload: Workload, cluster: Cluster, options: Options, samples: int
-) -> tuple[Graph, int | None]:
-    """The graph with how uneven routes are, and what its ops may or are to run by; in how many
-    chunks its loss head is to run, see `asked_chunks`."""
+def _by_kernels(
+    graph: Graph, pins: Pins, workload: Workload, cluster: Cluster, options: Options
+) -> Graph:
+    """The graph with how uneven routes are, and what its ops may or are to run by."""
     if options.imbalance is not None:
         check_imbalance(graph, options.imbalance)
         graph = with_imbalance(graph, options.imbalance)
     framework = workload.framework
     style = options.style or style_of(framework)
     graph = asked_recipe(graph, pins.precision, framework, style, workload.precision, cluster)
-    chunks = asked_chunks(graph, pins.loss_chunks, framework, style, samples, cluster)
-    return with_kernels(graph, asked_kernels(graph, pins, framework, style, cluster)), chunks
+    return with_kernels(graph, asked_kernels(graph, pins, framework, style, cluster))
 
 
 def _searched(
@@ -267,6 +296,7 @@ def _searched(
     cuts_of: Callable[[Graph], Cuts],
     chunks: int | None,
     progress: Progress,
+    search: Search,
 ) -> tuple[Question, int | None, Outcome]:
     """What is answered, in how many chunks of the loss head, and the answer; ``plain``: the graph
     with logits."""
@@ -277,13 +307,13 @@ def _searched(
 
     answered = question
     if chunks == AS_MANY_AS_IT_TAKES:
-        chunks, outcome = searched_in_chunks(question, plain, whole, progress, search_or_advise)
+        chunks, outcome = searched_in_chunks(question, plain, whole, progress, search)
         if chunks is None:
             answered = whole()
         else:
             answered = replace(question, graph=in_chunks(plain, chunks))
     else:
-        outcome = search_or_advise(question, progress)
+        outcome = search(question, progress)
     return replace(answered, cluster=outcome.cluster), chunks, outcome
 
 

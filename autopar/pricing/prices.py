@@ -163,7 +163,8 @@ class Prices:
         if not flops and not moved:
             return 0
         launches = work.launches[0 if forward else 1]
-        shape = (work.thinness, work.head_dim, work.rows, work.streamed_bytes, work.calls)
+        streamed = work.streamed_bytes if forward else work.streamed_back_bytes
+        shape = (work.thinness, work.head_dim, work.rows, streamed, work.calls)
         runs = (launches, work.kernel, work.speed, shape)
         place = (work.dtype, work.kind, forward, flops, moved, runs, work.forward_flops)
         price = self._ops.get(place)
@@ -178,9 +179,7 @@ class Prices:
             seconds = rate.time_s(flops, moved, launches, work.thinness, work.rows)
             if beside_s and work.forward_flops:
                 seconds += work.calls * round(flops / work.forward_flops) * beside_s
-            if forward and work.streamed_bytes:
-                seconds += op_time_s(
-                    self.cluster, 0.0, work.streamed_bytes, work.dtype, "elementwise"
-                )
+            if streamed:
+                seconds += op_time_s(self.cluster, 0.0, streamed, work.dtype, "elementwise")
             price = self._ops[place] = round(seconds / work.speed * PICOSECONDS)
         return price

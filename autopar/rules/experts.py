@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from autopar.nouns.graph import DTYPE_BYTES, Op, Tensor
-from autopar.rules.elementwise import ELEMENTWISE
+from autopar.rules.gates import kept_of_gate
 from autopar.rules.implementations.table import DISPATCH, HELD_EXPERTS, TRADED_HALVES
 from autopar.rules.kept import Kept, Routed
 from autopar.rules.notation import Implemented, Internal, Rule, RuleMaker
@@ -101,16 +101,8 @@ def _kept(op: Op, operands: tuple[Tensor, ...], between: tuple[str, ...]) -> tup
 
 def _kept_by_gate(op: Op, x: Tensor) -> tuple[bool, int]:
     """Whether what the first product gives is kept, and how many results of the gate's steps."""
-    steps = op.attrs["gate"]
     given = 1 if op.attrs["reads"] == "all" else 2
-    kept = {given + len(steps) - 1}  # what the second product multiplies
-    for place, (kind, operands, attrs) in enumerate(steps, given):
-        tensors = tuple(Tensor(str(i), x.shape, x.dtype, differentiable=True) for i in operands)
-        made = (Tensor("made", x.shape, x.dtype, differentiable=True),)
-        rule = ELEMENTWISE[kind]
-        if not isinstance(rule, Rule):
-            rule = rule(Op(kind, (), (), attrs), tensors, made)
-        kept |= {operands[i] for i in rule.saves} | {place for _ in rule.saves_results}
+    kept = kept_of_gate(op.attrs["gate"], given, x)
     return any(i < given for i in kept), sum(i >= given for i in kept)
 
 

@@ -134,14 +134,16 @@ class Rule(TupleRecord):
                 fixed values of the others, so a partial sum may pass through it.
     saves:      operands that the backward pass needs, by position; ``saves_results`` likewise.
     keeps:      what else the forward pass keeps for backward.
-    workspace:  what it holds besides while it runs.
-    streams:    what it moves besides, one after the other with its products.
+    workspace:  what it holds besides while it runs; ``workspace_back``: while its backward does.
+    streams:    what it moves besides, one after the other with its products; ``streams_back``:
+                in its backward.
     chunked:    what it runs in chunks of, with the collectives that move that; None: at once.
     routed:     what is done for rows that are routed unevenly; None: all indices have as many.
     implementations: what takes the plain op's place where an axis splits a factor, if anything.
     flops:      forward floating-point operations per point of the iteration space (all factors).
     flop_terms: (coefficient, factors) pairs whose sum replaces that, where not every product runs
                 over all factors.
+    again:      such pairs of its forward that its backward does once more.
     products:   of matmul and conv rules the operands whose gradients take a product each, or all.
     sides:      m, n and k of a matmul rule's product where its operands do not show them, each as
                 factors over factors: tokens times routes over experts.
@@ -163,12 +165,15 @@ class Rule(TupleRecord):
     saves_results: tuple[int, ...] = ()
     keeps: tuple[Kept, ...] = ()
     workspace: tuple[Kept, ...] = ()
+    workspace_back: tuple[Kept, ...] = ()
     streams: tuple[Streamed, ...] = ()
+    streams_back: tuple[Streamed, ...] = ()
     chunked: Chunked | None = None
     routed: Routed | None = None
     implementations: tuple[Implemented, ...] = ()
     flops: float = 1.0
     flop_terms: tuple[tuple[float, tuple[str, ...]], ...] = ()
+    again: tuple[tuple[float, tuple[str, ...]], ...] = ()
     products: tuple[int, ...] | None = None
     sides: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = ()
     backward: float = 1.0
@@ -291,7 +296,9 @@ def told_apart(rule: Rule) -> Rule:
         text=re.sub(_NAME, lambda match: of(match[0]), rule.text),
         keeps=tuple(replace(k, dims=tuple(map(of, k.dims))) for k in rule.keeps),
         workspace=tuple(replace(w, dims=tuple(map(of, w.dims))) for w in rule.workspace),
+        workspace_back=tuple(replace(w, dims=tuple(map(of, w.dims))) for w in rule.workspace_back),
         streams=tuple(replace(s, dims=tuple(map(of, s.dims))) for s in rule.streams),
+        streams_back=tuple(replace(s, dims=tuple(map(of, s.dims))) for s in rule.streams_back),
         chunked=rule.chunked and replace(rule.chunked, factor=of(rule.chunked.factor)),
         implementations=tuple(
             replace(
@@ -303,6 +310,7 @@ def told_apart(rule: Rule) -> Rule:
             for each in rule.implementations
         ),
         flop_terms=tuple((each, tuple(map(of, points))) for each, points in rule.flop_terms),
+        again=tuple((each, tuple(map(of, points))) for each, points in rule.again),
         routed=rule.routed and replace(rule.routed, factor=of(rule.routed.factor)),
     )
 

@@ -11,6 +11,7 @@ from autopar.rules.ctc import CTC
 from autopar.rules.elementwise import ELEMENTWISE
 from autopar.rules.experts import EXPERTS
 from autopar.rules.factories import FACTORIES
+from autopar.rules.feed_forward import FEED_FORWARD
 from autopar.rules.fourier import FOURIER
 from autopar.rules.lax_calls import LAX_CALLS, lax_rule
 from autopar.rules.lookups import LOOKUPS
@@ -37,6 +38,7 @@ TABLE: Mapping[str, Rule | RuleMaker] = MappingProxyType(
         **FOURIER,
         **LOOKUPS,
         **EXPERTS,
+        **FEED_FORWARD,
         **TORCH_CALLS,
         **dict.fromkeys(LAX_CALLS, lax_rule),
     }

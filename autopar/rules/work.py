@@ -21,7 +21,7 @@ from autopar.nouns.imbalance import busiest_rank
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.sharding import Sharding
 from autopar.rules.implementations.kernels import ATTR, kernel_for
-from autopar.rules.kept import Chunked
+from autopar.rules.kept import Chunked, Kept, Streamed
 from autopar.rules.notation import BoundRule, Cost, Rule, Term
 from autopar.rules.strategies import Strategy, flows, shardings
 
@@ -63,9 +63,9 @@ class Work:
     ``kind`` is the op's, or ``bias``: the addition of a vector that is a parameter, which the
     product before it makes in the same call. ``launches``: see `Moves`. ``thinness`` and
     ``head_dim``: see `shape`. ``rows``: see `rows_at_once`. ``streamed_bytes``: of the forward,
-    beside its products; ``calls``: of products in it. ``kernel``: of an attention that runs as one
-    plain call, by which constants it is priced; "": the usual ones. ``speed``: of a user's kernel,
-    over that.
+    beside its products, ``streamed_back_bytes``: of the backward; ``calls``: of products in it.
+    ``kernel``: of an attention that runs as one plain call, by which constants it is priced; "":
+    the usual ones. ``speed``: of a user's kernel, over that.
     """
 
     forward_flops: float
@@ -80,6 +80,7 @@ class Work:
     head_dim: int = 0
     rows: int = 0
     streamed_bytes: float = 0.0
+    streamed_back_bytes: float = 0.0
     calls: int = 1
     kernel: str = ""
     speed: float = 1.0
@@ -96,6 +97,8 @@ def op_work(
     """The work of ``op`` on one rank of ``mesh`` under ``strategy``; ``fused``: in a kernel."""
     forward, backward = flops(bound, op, tensors, strategy, mesh)
     local = extents(bound, strategy, mesh)
+    if backward:
+        backward += sum(c * math.prod(local[f] for f in names) for c, names in bound.rule.again)
     thinness, head_dim = shape(bound, local)
     read, read_back = bytes_moved(bound, op, tensors, strategy, mesh, fused)
     return Work(
@@ -110,7 +113,8 @@ def op_work(
         thinness,
         head_dim,
         rows_at_once(bound, local),
-        streamed_bytes(bound, local),
+        _streamed(bound.rule.streams, local),
+        _streamed(bound.rule.streams_back, local),
         1 if bound.rule.chunked is None else _calls(bound.rule.chunked, local),
         *_kernel(op, bound, strategy),
     )
@@ -124,9 +128,8 @@ def _kernel(op: Op, bound: BoundRule, strategy: Strategy) -> tuple[str, float]:
     )
 
 
-def streamed_bytes(bound: BoundRule, local: Mapping[str, int]) -> float:
-    """That the forward moves beside its products. ``local`` as `shape` has it."""
-    each = bound.rule.streams
+def _streamed(each: Iterable[Streamed], local: Mapping[str, int]) -> float:
+    """Bytes that move beside products. ``local`` as `shape` has it."""
     return sum(one.bytes_each * math.prod(local[f] for f in one.dims) for one in each)
 
 
@@ -136,15 +139,23 @@ def _calls(chunked: Chunked, local: Mapping[str, int]) -> int:
 
 def workspace_bytes(bound: BoundRule, strategy: Strategy, mesh: Mesh) -> int:
     """What the op holds while its forward runs, beside operands, results and what it keeps."""
-    if not bound.rule.workspace:
+    return _held_bytes(bound.rule.workspace, bound, strategy, mesh)
+
+
+def workspace_back_bytes(bound: BoundRule, strategy: Strategy, mesh: Mesh) -> int:
+    """While its backward runs, beside gradients of activations and what it kept."""
+    return _held_bytes(bound.rule.workspace_back, bound, strategy, mesh)
+
+
+def _held_bytes(workspace: Iterable[Kept], bound: BoundRule, strategy: Strategy, mesh: Mesh) -> int:
+    if not workspace:
         return 0
     local = extents(bound, strategy, mesh)
     if bound.rule.chunked is not None:
         factor = bound.rule.chunked.factor
         local[factor] = bound.rule.chunked.at_once(local[factor])
     return sum(
-        math.prod(local[f] for f in factor_names(bound, w.dims)) * w.itemsize
-        for w in bound.rule.workspace
+        math.prod(local[f] for f in factor_names(bound, w.dims)) * w.itemsize for w in workspace
     )
 
 

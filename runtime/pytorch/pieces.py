@@ -256,10 +256,11 @@ def _of_weight(grad: Tensor, x: Tensor) -> Tensor:
 def _parts(layers: Sequence[Layer]) -> Iterator[Given]:
     """Weight and bias of every layer, one after the other, as they are computed with."""
     for layer in layers:
-        yield from _own(layer)
+        yield from layer_parts(layer)
 
 
-def _own(layer: Layer) -> tuple[Tensor, Given]:
+def layer_parts(layer: Layer) -> tuple[Tensor, Given]:
+    """Weight and bias as they are computed with."""
     if isinstance(layer, Linear):
         return layer.own()
     return (layer, None) if isinstance(layer, Tensor) else layer
@@ -271,7 +272,7 @@ def _pairs(parts: Sequence[T]) -> list[tuple[T, T]]:
 
 def _alone(call: str, layer: Layer) -> Tensor:
     """The weight of a layer without a bias, which every rank would add."""
-    weight, bias = _own(layer)
+    weight, bias = layer_parts(layer)
     if bias is not None:
         raise ProgramError(f"{call}: ranks add up what the layer gives, so add its bias afterwards")
     return weight

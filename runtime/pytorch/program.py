@@ -24,6 +24,7 @@ from autopar.runtime.pytorch.collectives import (
 from autopar.runtime.pytorch.ctc import ctc_loss
 from autopar.runtime.pytorch.dropout import dropout
 from autopar.runtime.pytorch.experts import experts
+from autopar.runtime.pytorch.feed_forward import feed_forward
 from autopar.runtime.pytorch.gated_activation import gated_activation
 from autopar.runtime.pytorch.held_layers import (
     BatchNorm,
@@ -68,7 +69,8 @@ __all__ = [
     "FP32", "BatchNorm", "Buffer", "Conv", "Embedding", "GroupNorm", "LayerNorm", "Linear",
     "Modules", "Parameter", "RMSNorm", "Settings", "Stage", "Value", "Weights", "all_reduce",
     "all_to_all", "attention", "batch_norm", "carry", "copied_linear", "copied_linears", "copy_to",
-    "cross_entropy", "ctc_loss", "device", "dropout", "embedding", "experts", "gated_activation",
+    "cross_entropy", "ctc_loss", "device", "dropout", "embedding", "experts", "feed_forward",
+    "gated_activation",
     "gather", "gathered_linear", "gathered_linears", "keep_first", "linear_cross_entropy",
     "linear_reduced", "linear_scattered", "local", "own_function",
     "pad", "probe", "recompute", "reduce_scatter", "repeat_heads", "ring_attention",

@@ -19,6 +19,7 @@ from torch.utils.checkpoint import (
 from autopar.nouns import costly
 from autopar.nouns.recompute import COMPUTE, FULL, SELECTIVE
 from autopar.runtime.pytorch import ring_results, scaled_op
+from autopar.runtime.pytorch.made_again import inside
 from autopar.torch_private.modules import buffers_of
 from autopar.torch_private.ops import functional_collectives, schema_of
 
@@ -144,7 +145,7 @@ def _routes(inner: Any, context: Any, op: Any, *args: Any, **kwargs: Any) -> Che
 
 
 def _collectives(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    kept = op in _COLLECTIVES and not ring_results.inside()
+    kept = op in _COLLECTIVES and not inside()
     return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
 
 
@@ -153,5 +154,5 @@ def _products(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPol
     kept = op in _COSTLY or op in _COLLECTIVES
     if place is not None:
         kept = not kwargs.get("dropout_p", args[place] if len(args) > place else 0.0)
-    kept = kept and not ring_results.inside()
+    kept = kept and not inside()
     return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE

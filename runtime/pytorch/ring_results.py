@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
+from autopar.runtime.pytorch.made_again import by_itself
 from autopar.torch_private.modes import uncounted
 
 Result = tuple[Tensor | None, ...]
@@ -24,7 +25,6 @@ class _Here(threading.local):
 
     store: deque[Result] | None = None
     again: bool = False
-    inside: bool = False
     mode: Any = None
     """Of selective checkpointing, which sees the ops of a forward."""
 
@@ -52,17 +52,8 @@ def computed(compute: Callable[[], Result]) -> Result:
     store = _here.store
     if store and _here.again:
         return store.popleft()
-    _here.inside = True
-    try:
-        with uncounted(_here.mode):
-            made = compute()
-    finally:
-        _here.inside = False
+    with by_itself(), uncounted(_here.mode):
+        made = compute()
     if store is not None and not _here.again:
         store.append(tuple(x if x is None else x.detach() for x in made))
     return made
-
-
-def inside() -> bool:
-    """Whether a ring computes: nothing of what it does is kept by itself."""
-    return _here.inside

@@ -106,6 +106,7 @@ CHANGES: dict[str, Callable[[Plan], Plan]] = {
     "schedule": lambda of: replace(of, schedule="gpipe"),
     "clip_norm": lambda of: replace(of, clip_norm=None),
     "loss_chunks": lambda of: replace(of, loss_chunks=2),
+    "mlp_chunks": lambda of: replace(of, mlp_chunks=2),
     "bucket_bytes": lambda of: replace(of, bucket_bytes=MIB),
     "reduce_dtype": lambda of: replace(of, reduce_dtype="bfloat16"),
     "all_reduce": lambda of: replace(of, all_reduce="two-level of 2"),

@@ -631,7 +631,26 @@ def _experts(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
     return tuple(operands), {"reads": reads, "gate": gate, "transposed": transposed, "bias": bias}
 
 
+def _feed_forward(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    del kind
+    ups, transposed = d.of(1, 2, 3), d.flag()
+    width, inner, out = d.small(), d.size(), d.small()
+    shapes = [*[(inner, width)] * ups, (out, inner)]
+    biases = tuple(place for place in range(ups) if d.flag())
+    gates: Mapping[int, tuple[Any, ...]] = {
+        1: (("relu", (0,), {}), ("square", (1,), {})),
+        2: (("silu", (0,), {}), ("mul", (2, 1), {})),
+        3: (("sigmoid", (1,), {}), ("mul", (0, 3), {}), ("add", (4, 2), {})),
+    }
+    operands = [d.signed(*d.shape(1, 2), width)]
+    operands += [d.signed(*(shape[::-1] if transposed else shape)) for shape in shapes]
+    operands += [d.real(inner) for _ in biases]
+    attrs = {"ups": ups, "biases": biases, "gate": gates[ups], "transposed": transposed}
+    return tuple(operands), {**attrs, "chunks": d.of(0, 1, 2, 3)}
+
+
 CASES: Mapping[str, Builder] = {
+    "feed_forward": _feed_forward,
     "experts": _experts,
     **dict.fromkeys(_ARITHMETIC.split(), _two),
     **dict.fromkeys(_FUNCTIONS.split(), _one),

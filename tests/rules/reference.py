@@ -267,7 +267,21 @@ def _experts(call: Call) -> Tensor:
     return torch.einsum("ned,ne->nd", each, share[:, [*held]])
 
 
+def _feed_forward(call: Call) -> Tensor:
+    count = call.attrs["ups"]
+    x, *matrices = call.operands[: count + 2]
+    if call.attrs["transposed"]:
+        matrices = [matrix.t() for matrix in matrices]
+    biases = dict(zip(call.attrs["biases"], call.operands[count + 2 :], strict=True))
+    values = [F.linear(x, up, biases.get(place)) for place, up in enumerate(matrices[:-1])]
+    for kind, operands, attrs in call.attrs["gate"]:
+        given = tuple(values[i] for i in operands)
+        values += run(kind, Call(attrs, given, (tuple(given[0].shape),)))
+    return F.linear(values[-1], matrices[-1])
+
+
 REFERENCE: Mapping[str, Reference] = {
+    "feed_forward": _feed_forward,
     "experts": _experts,
     "linear": lambda c: F.linear(*c.operands),
     "linear_t": lambda c: c.operands[0] @ c.operands[1],

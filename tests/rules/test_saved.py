@@ -7,12 +7,14 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from autopar.rules.registry import bind
 from autopar.rules.work import kept_bytes
+from autopar.runtime.pytorch.feed_forward import feed_forward
 from autopar.runtime.pytorch.loss_head import linear_cross_entropy
 from tests.rules.cases import CASES
 from tests.rules.drawing import Draw, case
@@ -30,6 +32,8 @@ ELSEWHERE = {
     "grouped_linear": "the reference has a matrix for each row; programs of JAX keep rows in order",
     "gated_activation": "the reference keeps the activation; tests/runtime tries the program's",
     "linear_cross_entropy": "the reference keeps logits; the program's is tried below",
+    "feed_forward": "the reference keeps what stands between its products; the program's is tried "
+    "below",
     **dict.fromkeys(LAX_CASES, "JAX keeps what its own derivatives name"),
     "aten::log_sigmoid": "a buffer, too; accelerators keep the input only",
     "aten::cosine_similarity": "small ops that keep the normalised operands, too",
@@ -144,6 +148,39 @@ def test_a_loss_head_keeps_its_gradients(bias: bool) -> None:
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
         linear_cross_entropy(x, weight, labels, shift if bias else None, chunks=2)
     assert sum(t.nbytes for t in kept if t.dim()) == sum(kept_bytes(bind(whole.op, whole.nouns)))
+
+
+@pytest.mark.parametrize("biased", [False, True])
+def test_a_feed_forward_in_chunks_keeps_what_goes_in(biased: bool) -> None:
+    x, up, gate, down = (
+        torch.rand(*n).requires_grad_() for n in ((2, 6, 4), (5, 4), (5, 4), (3, 5))
+    )
+    shift = torch.rand(5).requires_grad_()
+    attrs = {
+        "ups": 2,
+        "biases": (1,) if biased else (),
+        "gate": (("silu", (0,), {}), ("mul", (2, 1), {})),
+        "transposed": False,
+        "chunks": 2,
+    }
+    operands = (x, gate, up, down, *([shift] if biased else []))
+    whole = case("feed_forward", operands, attrs)
+    kept: list[Tensor] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        kept.append(tensor)
+        return tensor
+
+    def between(g: Tensor, h: Tensor) -> Tensor:
+        return F.silu(g) * h
+
+    second = (up, shift) if biased else up
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        feed_forward(x, (gate, second), down, gate=between, chunks=2)
+    bound = bind(whole.op, whole.nouns)
+    assert [*bound.rule.saves] == [*range(len(operands))]
+    assert not kept_bytes(bound)
+    assert {t.data_ptr() for t in kept} == {t.data_ptr() for t in operands}
 
 
 def test_a_mask_of_features() -> None:

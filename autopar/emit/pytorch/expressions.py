@@ -6,7 +6,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from autopar.emit.implementations import arguments
-from autopar.emit.pytorch import elementwise, experts, fourier, layers, reductions, shapes
+from autopar.emit.pytorch import (
+    elementwise,
+    experts,
+    feed_forward,
+    fourier,
+    layers,
+    reductions,
+    shapes,
+)
 from autopar.emit.pytorch.generic import generic
 from autopar.emit.pytorch.site import Printer, Site
 from autopar.emit.text import Expr
@@ -18,6 +26,7 @@ PRINTERS: Mapping[str, Printer] = {
     **shapes.PRINTERS,
     **fourier.PRINTERS,
     **experts.PRINTERS,
+    **feed_forward.PRINTERS,
 }
 
 

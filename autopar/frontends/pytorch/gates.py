@@ -1,22 +1,19 @@
-"""What lies between the two products of an expert, as steps that attrs of an op can hold.
+"""What lies between the two products of an expert, as the steps of `autopar.rules.gates`.
 
-A step is ``(kind, operands, attrs)`` with the kinds and attrs of ops. Operand 0 is what the first
-product gives, or the gate of it where the product gives a gate and what is gated (operand 1); the
-results of earlier steps follow. The last step's result goes into the second product.
+Operand 0 is what the first product gives, or the gate of it where the product gives a gate and what
+is gated (operand 1).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from autopar.frontends.pytorch.errors import UnsupportedOpError
 from autopar.frontends.pytorch.ir import Node, Value, final
 from autopar.frontends.pytorch.lifter import Lifter
 from autopar.nouns.kinds import DRAWS
 from autopar.rules.elementwise import ELEMENTWISE
-
-Step = tuple[str, tuple[int, ...], Mapping[str, Any]]
+from autopar.rules.gates import Step
 
 ALL, HALVES, PAIRS = "all", "halves", "pairs"
 """How the first product's results are read: each alone; ``[gate..., up...]``; ``[gate, up, ...]``

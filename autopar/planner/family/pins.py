@@ -15,6 +15,7 @@ from autopar.nouns.layout import (
     DEGREES,
     EXPERT_PIECES,
     KERNELS,
+    MLP_CHUNKS,
     OF_PROGRAMS,
     PIECES,
     PRECISION,
@@ -81,6 +82,11 @@ def read_pins(pairs: Mapping[str, str]) -> Pins:
         raise LayoutError(
             f"--fix {CHUNKS}={pins.loss_chunks}: layouts of architecture figures make "
             "logits whole; leave it out, or give `autopar plan` a model"
+        )
+    if pins.mlp_chunks:
+        raise LayoutError(
+            f"--fix {MLP_CHUNKS}={pins.mlp_chunks}: layouts of architecture figures run MLPs at "
+            "once; leave it out, or give `autopar plan` a model"
         )
     if pins.prefetch is not None:
         raise LayoutError(

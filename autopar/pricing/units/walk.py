@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from autopar.nouns.graph import Source
 from autopar.pricing.units.places import Places
-from autopar.rules.work import workspace_bytes
+from autopar.rules.work import workspace_back_bytes, workspace_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +123,13 @@ def _backward(places: Places, blocks: tuple[str, ...], calls: list[int]) -> Iter
                 if tensors[name].differentiable and places.is_activation(name):
                     root = places.root[name]
                     gradients[root] = places.size[root]
-        block = -1
+        block, beside = -1, 0
         if op.bound is None:
             block = blocks.index(op.op.attrs["block"])
             left[block] -= 1
-        yield Moment(held + sum(gradients.values()), tuple(left), block, op.op.source)
+        else:
+            beside = workspace_back_bytes(op.bound, op.strategy, places.lowered.mesh)
+        yield Moment(held + sum(gradients.values()) + beside, tuple(left), block, op.op.source)
         held -= release.get(i, 0)
         for name in op.op.outputs:
             if places.root[name] == name:
