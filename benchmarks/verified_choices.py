@@ -88,6 +88,10 @@ def _chunks(count: int | None) -> Callable[[Plan], bool]:
     return lambda plan: plan.loss_chunks == count
 
 
+def _mlp_chunks(count: int) -> Callable[[Plan], bool]:
+    return lambda plan: plan.mlp_chunks == count
+
+
 def _pieces(count: int) -> Callable[[Plan], bool]:
     return lambda plan: set(plan.tp_pieces.values()) == {count}
 
@@ -112,6 +116,8 @@ CHOICES: Mapping[str, Choice] = {
     "whole logits": Choice({"loss_chunks": "none"}, _chunks(None)),
     "2 chunks": Choice({"loss_chunks": "2"}, _chunks(2)),
     "5 chunks": Choice({"loss_chunks": "5"}, _chunks(5)),
+    "MLPs at once but made again": Choice({"mlp_chunks": "1"}, _mlp_chunks(1)),
+    "MLPs in 3 chunks": Choice({"mlp_chunks": "3"}, _mlp_chunks(3)),
     "2 pieces": Choice({"tp_pieces": "2"}, _pieces(2)),
     "4 pieces": Choice({"tp_pieces": "4"}, _pieces(4)),
     **{name: _recipe(name) for name in ("fp8-row", "fp8-tensor", "fp8-block", "mxfp8")},

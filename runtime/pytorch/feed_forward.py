@@ -77,14 +77,14 @@ class _FeedForward(Function):
     def backward(ctx: Any, grad: Tensor) -> Any:
         x, down, *held = ctx.saved_tensors
         tensors = [True, True, False, False, *(one is not None for one in held)]
-        of_x, of_down, _, _, *of_held = wanted(ctx, tensors)
-        sums = _Sums([down, *held], [of_down, *of_held])
-        dx = torch.empty_like(x) if of_x else None
+        asks_x, asks_down, _, _, *asks_held = wanted(ctx, tensors)
+        sums = _Sums([down, *held], len(ctx.sizes) > 1)
+        dx = torch.empty_like(x) if asks_x else None
         for place, (rows, given) in enumerate(_each(ctx.sizes, x, grad)):
-            leaves = [_leaf(rows, of_x), *map(_leaf, held, of_held)]
+            leaves = [_leaf(rows, asks_x), *map(_leaf, held, asks_held)]
             with torch.enable_grad():
                 hidden = ctx.gate(*_firsts(leaves[0], leaves[1:])).to(x.dtype)
-            if of_down:
+            if asks_down:
                 flat = given.flatten(0, -2), hidden.detach().flatten(0, -2)
                 sums.add(0, flat[0].t(), flat[1])
             asked = [leaf for leaf in leaves if leaf is not None and leaf.requires_grad]
@@ -97,14 +97,16 @@ class _FeedForward(Function):
             for number, leaf in enumerate(leaves[1:], 1):
                 if leaf is not None and leaf.requires_grad:
                     sums.add(number, next(made))
-        return dx, *sums.each(0, 1), None, None, *sums.each(1)
+        of_down, *of_held = sums.each()
+        return dx, of_down, None, None, *of_held
 
 
 class _Sums:
-    """Gradients of matrices and biases, over chunks."""
+    """Gradients of matrices and biases, over chunks: in float32 at least where there are several,
+    in the dtype of what they are of in the end."""
 
-    def __init__(self, of: Sequence[Tensor | None], asked: Sequence[bool]) -> None:
-        self.of, self.asked = of, asked
+    def __init__(self, of: Sequence[Tensor | None], several: bool) -> None:
+        self.of, self.several = of, several
         self.made: list[Tensor | None] = [None] * len(of)
 
     def add(self, place: int, one: Tensor, other: Tensor | None = None) -> None:
@@ -114,19 +116,14 @@ class _Sums:
             sums.addmm_(one, other)
             return
         part = one if other is None else one @ other
-        self.made[place] = part.to(_wide(part.dtype)) if sums is None else sums.add_(part)
+        wide = torch.promote_types(part.dtype, torch.float32) if self.several else part.dtype
+        self.made[place] = part.to(wide) if sums is None else sums.add_(part)
 
-    def each(self, *places: int) -> list[Tensor | None]:
-        """From the first of ``places`` on, to before the second, in the dtype of what it is of."""
-        some = slice(*places) if len(places) > 1 else slice(places[0], None)
+    def each(self) -> list[Tensor | None]:
         return [
             None if made is None or of is None else made.to(of.dtype)
-            for made, of in zip(self.made[some], self.of[some], strict=True)
+            for made, of in zip(self.made, self.of, strict=True)
         ]
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def _firsts(x: Tensor, held: Sequence[Tensor | None]) -> list[Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -156,7 +157,7 @@ def test_a_feed_forward_in_chunks_keeps_what_goes_in(biased: bool) -> None:
         torch.rand(*n).requires_grad_() for n in ((2, 6, 4), (5, 4), (5, 4), (3, 5))
     )
     shift = torch.rand(5).requires_grad_()
-    attrs = {
+    attrs: dict[str, Any] = {
         "ups": 2,
         "biases": (1,) if biased else (),
         "gate": (("silu", (0,), {}), ("mul", (2, 1), {})),

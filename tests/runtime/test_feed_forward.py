@@ -38,7 +38,8 @@ def at_once(x: Tensor, gate: Tensor, up: Tensor, down: Tensor, bias: Tensor) -> 
 
 def in_chunks(chunks: int) -> Callable[..., Tensor]:
     def run(x: Tensor, gate: Tensor, up: Tensor, down: Tensor, bias: Tensor) -> Tensor:
-        return feed_forward(x, (gate, (up, bias)), down, gate=between, chunks=chunks)
+        out: Tensor = feed_forward(x, (gate, (up, bias)), down, gate=between, chunks=chunks)
+        return out
 
     return run
 
@@ -137,7 +138,8 @@ def test_tokens_that_lie_anyhow_and_one_product() -> None:
         return F.linear(F.gelu(F.linear(x, up, bias)), down)
 
     def cut(x: Tensor, up: Tensor, down: Tensor, bias: Tensor) -> Tensor:
-        return feed_forward(x, ((up, bias),), down, gate=F.gelu, chunks=2)
+        out: Tensor = feed_forward(x, ((up, bias),), down, gate=F.gelu, chunks=2)
+        return out
 
     for each in (turned, x.detach()[0].requires_grad_()):
         same(gradients(cut, [each, up, down, bias]), gradients(once, [each, up, down, bias]))

@@ -48,6 +48,11 @@ _WORDS = (
     ),
     *MOVES,
     Word(
+        r"\bfeed_forward\(",
+        "feed_forward",
+        "an MLP in chunks of tokens; backward makes what `gate` reads and gives again",
+    ),
+    Word(
         r"\bgathered_linears?\(",
         "gathered_linear(s)",
         "pieces gathered beside products; backward reduce-scatters beside its own",
