@@ -55,7 +55,7 @@ def loss(params, batch):
     return jnp.mean((made - batch["y"]) ** 2)
 
 
-workload = autopar.Workload(loss=loss, init=lambda: params, batch=lambda: batch)
+workload = autopar.Workload(loss=loss, init=lambda key: params, batch=lambda: batch)
 """
 CLUSTERS = Path(__file__).parents[2] / "examples" / "clusters"
 CORES = load_cluster(CLUSTERS / "cpu_4.yaml")
