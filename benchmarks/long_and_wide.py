@@ -122,6 +122,8 @@ def _gpt_oss_120b(length: int) -> PretrainedConfig:
 _QWEN_30B, _QWEN_235B = _qwen3(48, 2048, 32, 768), _qwen3(94, 4096, 64, 1536)
 ROWS: Mapping[str, Row] = {
     "llama 8b, 1M": Row(_llama_8b, "H100", 64, 2**20, 1),
+    "llama 8b, 1M on 32": Row(_llama_8b, "H100", 32, 2**20, 1),
+    "llama 8b, 262k": Row(_llama_8b, "H100", 8, 2**18, 1),
     "llama 8b, 131k": Row(
         *(_llama_8b, "B200", 128, 2**17, 32),
         {"tp": "2", "cp": "4"},
@@ -238,7 +240,8 @@ def _pins(row: Row) -> str:
 def _text(plan: Any) -> str:
     stage = plan.stages[0]
     degrees = " x ".join(f"{n} {v}" for n, v in plan.degrees.items() if v > 1)
-    return f"{degrees}; ZeRO {stage.zero}; {stage.recompute}; {plan.microbatches} microbatches"
+    text = f"{degrees}; ZeRO {stage.zero}; {stage.recompute}; {plan.microbatches} microbatches"
+    return text + (f"; mlp_chunks {plan.mlp_chunks}" if plan.mlp_chunks else "")
 
 
 def _lost(name: str, why: str, seconds: float) -> dict[str, Any]:
@@ -251,6 +254,8 @@ def main() -> None:
     parser.add_argument("--fix", default="", help="as `autopar plan --fix`")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
+    if unknown := {*given.only} - ROWS.keys():
+        parser.error(f"--only: no row is called {', '.join(unknown)}; there are {', '.join(ROWS)}")
     fixed = partial(work, fix=pairs_of([given.fix]))
     rows = list(in_processes.each(given.only, fixed, _lost, 1, LIMIT_S))
     ratios = [row["searched / published"] for row in rows if "searched / published" in row]

@@ -157,6 +157,7 @@ KNOWN: Mapping[str, Sequence[str]] = {
         "this layout has 2 stages",
     ),
     "reduce": ("FSDP2 reduces nothing at ZeRO 0",),
+    "mlp_chunks": ("the model has no feed-forward part",),
     "tp_pieces": ("no gather or sum over tensor-parallel ranks stands alone",),
     "ep": ("the model has no layer of experts", "which do not make up 2 of 4 devices"),
     "expert_pieces": ("no tokens travel to experts along one axis", "pieces are equal"),
@@ -171,6 +172,8 @@ NOWHERE = {
     ("gpt", "Triton"),
     ("t5", "Triton"),
     ("mixture", "Triton"),
+    ("mixture", "MLPs at once but made again"),
+    ("mixture", "MLPs in 3 chunks"),
     *((dense, f"tokens in {n} pieces") for dense in ("gpt", "llama", "t5") for n in (2, 4)),
 }
 """Choices that a model has no op for; T5's attention has its biases as a mask."""

@@ -72,9 +72,9 @@ def _wrong_loss(chunks: int) -> Iterator[Wrong]:
 
 
 def _mlp_words(chunks: int) -> str:
-    return (
-        f"in {chunks} chunks of tokens: 1/{chunks} of what stands between their products at a time"
-    )
+    if chunks == 1:
+        return "at once, what stands between their products made again in backward"
+    return f"in {chunks} chunks of tokens: 1/{chunks} of what stands between products at a time"
 
 
 def _wrong_mlp(chunks: int) -> Iterator[Wrong]:
@@ -149,7 +149,7 @@ CHOICES = (
     ),
     Choice(
         "mlp_chunks", "feed-forward", "at once",
-        lambda n: f"in {n} chunks", _mlp_words,
+        lambda n: f"in {n} chunks" if n > 1 else "made again", _mlp_words,
         lambda n: f"mlp_chunks={n} (what stands between products of an MLP is never whole, and is "
         "made again in backward): a device's memory may be short without",
         _wrong_mlp,

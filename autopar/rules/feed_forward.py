@@ -27,6 +27,7 @@ def _feed_forward(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, .
     ups, steps = int(op.attrs["ups"]), op.attrs["gate"]
     chunks = int(op.attrs["chunks"])
     most = 0 if chunks else LEAST_TOKENS
+    several = chunks != 1
     chunks = chunks or 1
     outer = [f"b{i}" for i in range(len(x.shape) - 2)]
     tokens = (*outer, "s")
@@ -48,8 +49,9 @@ def _feed_forward(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, .
         saves=tuple(range(len(operands))),
         workspace=(Kept(wide, own * (ups + len(steps))),),
         workspace_back=(
-            Kept(wide, own * (len(kept) + 2)),
-            *(Kept(dims, sums) for dims in trained if own < sums and (chunks > 1 or most)),
+            Kept(wide, own * (len(kept) + 3)),  # gradients: of the last step, and two before it
+            *(Kept(dims, sums) for dims in trained if own < sums and several),
+            *(Kept(dims, own) for dims in trained[:1] if several),  # what a chunk adds
         ),
         streams=(Streamed(wide, forward),),
         streams_back=(

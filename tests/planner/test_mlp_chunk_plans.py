@@ -106,9 +106,9 @@ def test_more_chunks_hold_less_and_add_passes_over_the_gradients_of_matrices(mod
     assert memory == sorted(memory, reverse=True)
     assert memory[0] > memory[-1]
     assert times == sorted(times)
-    # what stands between products in a chunk: kept of three and two gradients, in bfloat16
+    # of what stands between products at most: four that are kept and three gradients, in bfloat16
     between = 2 * (2**18 // 8) * 14336
-    assert memory[0] - memory[1] == pytest.approx(5 * between / 2, rel=0.2)
+    assert between < memory[0] - memory[1] <= 1.01 * 7 * between / 2
 
 
 def test_plans_say_so_and_are_read_again(model: str) -> None:
