@@ -12,6 +12,7 @@ import functools
 import gc
 import os
 import sys
+import tempfile
 from collections.abc import Iterator
 
 import pytest
@@ -31,6 +32,14 @@ os.environ["XLA_FLAGS"] = " ".join(
         "--xla_cpu_experimental_ynn_fusion_type=",
     ]
 )
+if "PYTEST_XDIST_WORKER" not in os.environ and "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    # A module that several tests, workers or jobs compile is compiled once; gone with this process.
+    _compiled = tempfile.TemporaryDirectory(prefix="autopar-tests-", ignore_cleanup_errors=True)
+    os.environ |= {
+        "JAX_COMPILATION_CACHE_DIR": _compiled.name,
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
