@@ -27,6 +27,7 @@ from typing import Any
 
 from benchmarks import census
 from benchmarks.figures import Target, machine, show
+from benchmarks.quick_xla import compile_quickly
 from benchmarks.zoo_models import EXPERTS, ZOO
 
 SEED = 22
@@ -80,6 +81,11 @@ FINDINGS: Mapping[str, Sequence[str]] = {
     "loss heads in chunks": (
         "tests/emit/test_loss_heads.py",
         "tests/runtime/test_loss_head.py",
+    ),
+    "MLPs in chunks": (
+        "tests/emit/test_mlp_chunks.py",
+        "tests/planner/test_mlp_chunk_plans.py",
+        "tests/runtime/test_feed_forward.py",
     ),
     "layers in 8 bits": (
         "tests/rules/test_narrow.py",
@@ -236,11 +242,14 @@ def main() -> None:
     asked = [
         p for p in every if p.name not in left_out and (not given.only or p.name in given.only)
     ]
+    compiled = compile_quickly(os.environ)
     rows = []
     for row in rows_of(asked, given.jobs):
         rows.append(row)
         said = f"{row['verdict']} {row['seconds']:.0f} s, {row['cases']} cases {row['wrong']}"
         print(f"{row['part']}: {said}", file=sys.stderr, flush=True)
+    if compiled is not None:
+        compiled.cleanup()
     order = [part.name for part in asked]
     rows.sort(key=lambda row: order.index(row["part"]))
     red = sum(row["verdict"] == "red" for row in rows)

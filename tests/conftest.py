@@ -12,34 +12,17 @@ import functools
 import gc
 import os
 import sys
-import tempfile
 from collections.abc import Iterator
 
 import pytest
 
+from benchmarks.quick_xla import compile_quickly
+
 pytest_plugins = ("tests.cpu_seconds",)
 os.environ["AUTOPAR_MEASURE"] = "0"  # no test's plan hangs on the machine that it is made on
 gc.set_threshold(50_000, 20, 10)  # most of what tests import and capture stays: look seldom
-# JAX programs of the tests run a few times: compiling well takes longer than running badly.
-os.environ["XLA_FLAGS"] = " ".join(
-    [
-        os.environ.get("XLA_FLAGS", ""),
-        "--xla_force_host_platform_device_count=8",
-        "--xla_backend_optimization_level=0",
-        "--xla_llvm_disable_expensive_passes=true",
-        "--xla_cpu_use_fusion_emitters=false",
-        "--xla_cpu_parallel_codegen_split_count=1",
-        "--xla_cpu_experimental_ynn_fusion_type=",
-    ]
-)
-if "PYTEST_XDIST_WORKER" not in os.environ and "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-    # A module that several tests, workers or jobs compile is compiled once; gone with this process.
-    _compiled = tempfile.TemporaryDirectory(prefix="autopar-tests-", ignore_cleanup_errors=True)
-    os.environ |= {
-        "JAX_COMPILATION_CACHE_DIR": _compiled.name,
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-    }
+if "PYTEST_XDIST_WORKER" not in os.environ:  # workers inherit it
+    _compiled = compile_quickly(os.environ, "--xla_force_host_platform_device_count=8")
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
