@@ -60,6 +60,13 @@ class Choice(NamedTuple):
     recompute: Recompute
 
 
+def _backward_s(time: StageTime, splits: bool) -> tuple[Number, Number]:
+    """Seconds of a backward, in one part or two, and of these the second."""
+    if not splits:
+        return time.backward_s, 0.0
+    return time.backward_s + time.split_s, time.weights_s + time.split_s
+
+
 @dataclass(slots=True)
 class PipelinePrices:
     """`CutModel` under one layout of state: what its stages take and hold.
@@ -162,10 +169,10 @@ class PipelinePrices:
             time = times[action.stage]
             if action.kind == "F":
                 return time.forward_s + (time.first_s if action in first else 0.0)
-            weights_s = time.weights_s if splits[action.stage] else 0.0
+            backward_s, weights_s = _backward_s(time, splits[action.stage])
             if action.kind == "W":
                 return weights_s
-            return time.backward_s - (weights_s if action.kind == "I" else 0.0)
+            return backward_s - (weights_s if action.kind == "I" else 0.0)
 
         @cache
         def send_s(source: int, target: int) -> float:
@@ -192,9 +199,9 @@ class PipelinePrices:
     def seconds(self, first: int, end: int) -> tuple[Number, ...]:
         """Those of `figures` that are seconds."""
         time = self.time(first, end)
-        weights_s = time.weights_s if self.splits_backward else 0.0
+        backward_s, weights_s = _backward_s(time, self.splits_backward)
         update_s = time.update_s + time.late_s
-        return time.forward_s, time.backward_s, weights_s, time.reduce_s, update_s, time.first_s
+        return time.forward_s, backward_s, weights_s, time.reduce_s, update_s, time.first_s
 
     def table(self) -> Table:
         """[figures, units + 1, units + 1] of every run of units."""

@@ -36,6 +36,7 @@ class StageTime:
     """Seconds of one stage: a forward and a backward of one microbatch, then once a step.
 
     weights_s:  of the backward, gradients of parameters alone.
+    split_s:    what a backward in two parts takes more.
     reduce_s:   what its gradients over the data axes take behind its last backward.
     update_s:   its optimizer.
     late_s:     its sums of gradients over model axes, behind all others.
@@ -50,6 +51,7 @@ class StageTime:
     forward_s: Number
     backward_s: Number
     weights_s: Number
+    split_s: Number
     reduce_s: Number
     update_s: Number
     late_s: Number
@@ -147,6 +149,7 @@ def stage_time(
         forward_s=forward_s + ahead.added_s(contention),
         backward_s=backward_s + behind.added_s(contention),
         weights_s=units.sum(lambda p: p.unit.weights_s),
+        split_s=units.sum(lambda p: p.unit.split_s),
         reduce_s=last.traffic.added_s(contention),
         update_s=_optimizer_s(summary, state, cluster),
         late_s=_late_reduction_s(summary, state, cluster),

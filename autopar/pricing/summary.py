@@ -36,6 +36,7 @@ from autopar.pricing.units.unit import Kind, Unit
 from autopar.pricing.units.walk import Life
 from autopar.pricing.xla_lives import XlaLives, xla_lives
 from autopar.rules.resharding import SHIFT
+from autopar.rules.work import again_share
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +151,7 @@ def _sum(one: Mapping[K, int], more: Mapping[K, int], times: int) -> dict[K, int
 
 
 def _unit(lowered: Lowered, prices: Prices) -> Unit:
-    forward, backward, weights, light, rings = _computed(lowered, prices)
+    forward, backward, weights, split, light, rings = _computed(lowered, prices)
     pieces = InPieces.of(lowered, prices)
     moved, met = _moved(lowered, prices, pieces)
     trained, frozen, deferred, cutting = parameters_of(lowered)
@@ -170,6 +171,7 @@ def _unit(lowered: Lowered, prices: Prices) -> Unit:
         light / PICOSECONDS,
         rings / PICOSECONDS,
         cutting,
+        split / PICOSECONDS,
     )
 
 
@@ -196,11 +198,12 @@ def _moved_again(lowered: Lowered, prices: Prices, pieces: InPieces) -> int:
     return moved
 
 
-def _computed(lowered: Lowered, prices: Prices) -> tuple[int, int, int, int, int]:
-    """Picoseconds of arithmetic: forward, backward; of that gradients of parameters; of forward
-    what runs again even where the results of products are kept, and attention around rings."""
+def _computed(lowered: Lowered, prices: Prices) -> tuple[int, int, int, int, int, int]:
+    """Picoseconds of arithmetic: forward, backward; of that gradients of parameters; what a
+    backward in two parts makes again once more; of forward what runs again even where the results
+    of products are kept, and attention around rings."""
     tensors = lowered.graph.tensors
-    forward = backward = weights = light = rings = 0
+    forward = backward = weights = split = light = rings = 0
     for op in lowered.ops:
         if op.bound is None:
             continue
@@ -211,7 +214,8 @@ def _computed(lowered: Lowered, prices: Prices) -> tuple[int, int, int, int, int
             rings += ahead
         if any(tensors[n].role == "parameter" and tensors[n].differentiable for n in op.op.inputs):
             weights += min(ahead, back)
-    return forward, backward, weights, light, rings
+            split += round(ahead * again_share(op.bound, op.strategy, lowered.mesh))
+    return forward, backward, weights, split, light, rings
 
 
 def _moved(

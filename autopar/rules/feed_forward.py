@@ -3,6 +3,8 @@
 Kept is what goes in. Backward makes what stands between the products once more, chunk by chunk, and
 adds to the gradients of the matrices as often. An axis may split tokens, or the width between the
 products: the result is then a sum over it.
+
+Where a pipeline takes backward in two parts, each makes it once more.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ def op_work(
     forward, backward = flops(bound, op, tensors, strategy, mesh)
     local = extents(bound, strategy, mesh)
     if backward:
-        backward += sum(c * math.prod(local[f] for f in names) for c, names in bound.rule.again)
+        backward += forward * again_share(bound, strategy, mesh)
     thinness, head_dim = shape(bound, local)
     read, read_back = bytes_moved(bound, op, tensors, strategy, mesh, fused)
     return Work(
@@ -252,6 +252,19 @@ def flops(
         chosen = into if rule.products is None else [into[i] for i in rule.products]
         return forward, forward * sum(chosen)
     return forward, forward * rule.backward
+
+
+def again_share(bound: BoundRule, strategy: Strategy, mesh: Mesh) -> float:
+    """Of the forward, what a backward does once more."""
+    again, terms = bound.rule.again, bound.rule.flop_terms
+    if not again:
+        return 0.0
+    local = extents(bound, strategy, mesh)
+    one, whole = (
+        sum(c * math.prod(local[name] for name in names) for c, names in some)
+        for some in (again, terms)
+    )
+    return one / whole
 
 
 def most_work(rule: Rule, ways: Mapping[str, int]) -> float:

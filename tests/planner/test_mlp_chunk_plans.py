@@ -15,6 +15,8 @@ from autopar.nouns.layout import Grammar, LayoutError
 from autopar.nouns.plan import to_json
 from autopar.planner import plan
 from autopar.planner.planning import Options, PlanResult
+from autopar.pricing.prices import PICOSECONDS, Prices
+from autopar.pricing.summary import summarise
 from autopar.rules.feed_forward import LEAST_TOKENS
 from autopar.rules.feed_forwards import KIND
 
@@ -159,3 +161,16 @@ class Model(nn.Module):
     def forward(self, x, y):
         return F.mse_loss(self.down(F.relu(x) * self.scale), y)
 """
+
+
+def test_a_backward_in_two_parts_makes_it_again_in_each(model: str) -> None:
+    fix = {"pp": "1", "recompute": "none", "loss_chunks": "none"}
+    made, whole = (plan(f"{model}:short", H100, {**fix, "mlp_chunks": n}) for n in ("1", "none"))
+    prices = Prices(H100, made.lowered.mesh, "bfloat16")
+    (block,) = made.lowered.blocks.values()
+    (op,) = (op for op in block.ops if op.op.kind == KIND)
+    ahead, _ = prices.compute(op, block.graph.tensors, block.block)
+    (unit,) = summarise(made.lowered, prices).bodies.values()
+    assert unit.split_s == pytest.approx(ahead / PICOSECONDS * 2 / 3, rel=1e-6)  # 2 products of 3
+    (plain,) = summarise(whole.lowered, prices).bodies.values()
+    assert plain.split_s == 0

@@ -1,7 +1,7 @@
 """In how many chunks of tokens feed-forward parts run.
 
 Chunks save what stands between the products of a layer and make it again in backward, so they are
-thought of where that is much and memory is short: where blocks run again to keep less, or nothing
+thought of where memory is short: where that is much and blocks run again to keep less, or nothing
 fits. Then the question is asked once more with as many chunks as it takes, priced as one (the
 products of a chunk are no thinner than `autopar.rules.feed_forward` allows), and what is fastest
 gets the fewest that fit.
@@ -32,9 +32,9 @@ from autopar.rules.feed_forwards import (
 from autopar.rules.work import extents
 
 Search = Callable[[Question, Progress], Outcome]
-WORTH = 0.1
+WORTH, LITTLE = 0.1, 0.01
 """Of a device's memory, which what stands between the products of a layer must take of one sample
-for chunks to be thought of."""
+for chunks to be thought of; and where nothing fits."""
 GAIN = 0.01
 """By which a plan with chunks must be faster than one without."""
 
@@ -110,14 +110,14 @@ def searched_mlp_chunks(
     plain = asked.graph_of(None, None)
     pinned = pinned_mlp_chunks(plain, pins, framework, style)
     share = _share(plain, samples, cluster)
-    if pins is not None or framework != "torch" or style != "eager" or share <= WORTH:
+    if pins is not None or framework != "torch" or style != "eager" or share <= LITTLE:
         return asked.answer(pinned, search)
     whole: Answered | None = None
     try:
         whole = asked.answer(None, search_plan)
     except NothingFits:
         progress("nothing fits; feed-forward parts in chunks of tokens are tried")
-    if whole is not None and not _runs_again(whole.outcome):
+    if whole is not None and (share <= WORTH or not _runs_again(whole.outcome)):
         return whole
     try:
         cut = _settled(asked, asked.answer(AS_MANY_AS_IT_TAKES, search_plan))

@@ -34,8 +34,9 @@ class Unit:
     axes, forward and backward; there ranks wait for the slowest.
     ``weights_s``: of the backward, what gradients of parameters take (as long as the forward of the
     ops that read them; the rest of it is the way to the unit's inputs). ``cutting``: the model axes
-    that cut a trained parameter. ``experts``: of published software, elements of routed experts on
-    one rank, beside ``trained``; ``parts_s``: what its seconds are for.
+    that cut a trained parameter. ``split_s``: what a backward in two parts takes more: of ops that
+    make their forward again, each part does. ``experts``: of published software, elements of routed
+    experts on one rank, beside ``trained``; ``parts_s``: what its seconds are for.
     """
 
     forward_s: Number
@@ -52,5 +53,6 @@ class Unit:
     light_s: float = 0.0
     rings_s: float = 0.0
     cutting: frozenset[str] = frozenset()
+    split_s: float = 0.0
     experts: int = 0
     parts_s: Mapping[str, Number] = field(default_factory=dict)
