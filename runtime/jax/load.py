@@ -22,7 +22,7 @@ from autopar.runtime.jax.batches import Batches
 from autopar.runtime.jax.frozen import of_trained, parted
 from autopar.runtime.jax.own_loss import fields
 from autopar.runtime.jax.own_optimizer import OwnOptimizer
-from autopar.runtime.jax.parallel import Layout, by_name
+from autopar.runtime.jax.parallel import Layout, by_name, leave_at_once
 from autopar.runtime.jax.programs import read_step
 from autopar.runtime.jax.staged_trainer import StagedTrainer, put
 from autopar.runtime.jax.step import Additions
@@ -94,6 +94,7 @@ def load(
 
     Raises `StalePlan`, `TooFewDevices`, and what reading the folder raises.
     """
+    leave_at_once()
     held_back = None
     if frozen is not None:
         if params is None or not callable(model):

@@ -24,6 +24,7 @@ MODULES = (
     "blocks", "layout", "units", "gradients", "optimizer", "loss_scale", "outputs", "placing",
     "part", "step", "pieces", "pull_backs", "halves", "joint", "stage_step", "sends", "totals",
     "ties", "actions", "playing", "pipeline", "start", "kept",
+    "leaving",
 )  # fmt: skip
 """In the order in which they stand in the file."""
 _HOME = Path(__file__).parents[2] / "runtime" / "jax" / "parallel"

@@ -17,9 +17,10 @@ from autopar.nouns.axes import BATCH, PIPELINE
 FILE = "train.py"
 RUNTIME = (
     "Array Arrays Held LOSS Layout Leaf OutputKinds Part Pipeline SCALE_SPECS StageStep State "
-    "Step batch_of clipped first_scale gathered initial_parameters join_pieces make_mesh "
-    "next_scale norm_of optimizer_step overflowed own_pieces read_constants read_draws "
-    "read_workload reducing restore save scaled_norm scatter see_devices settled squares_of"
+    "Step batch_of clipped first_scale gathered initial_parameters join_pieces "
+    "leave_at_once make_mesh next_scale norm_of optimizer_step overflowed own_pieces "
+    "read_constants read_draws read_workload reducing restore save scaled_norm scatter "
+    "see_devices settled squares_of"
 ).split()
 
 
@@ -315,5 +316,6 @@ def _main(how: How) -> list[str]:
         "    arguments = parser.parse_args()",
         "    if arguments.distributed:",
         "        jax.distributed.initialize()  # Slurm, TPU pods and the like say who is there",
+        "        leave_at_once()  # where it fails, as none may wait for its part of a collective",
         "    main(arguments.steps, arguments.save, arguments.every)",
     ]
