@@ -226,7 +226,7 @@ def plan_captured(
         return Answered(question, loss, mlp, outcome)
 
     asked = Asked(answer, graph_of)
-    pinned = pins.mlp_chunks, workload.framework, style, captured.samples, cluster
+    pinned = pins, workload.framework, style, captured.samples, cluster
     answered = searched_mlp_chunks(asked, *pinned, progress, search_or_advise)
     question, outcome, chunks = answered.question, answered.outcome, answered.loss_chunks
     on_top = chosen(question, outcome)

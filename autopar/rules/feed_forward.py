@@ -53,7 +53,7 @@ def _feed_forward(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, .
         workspace_back=(
             Kept(wide, own * (len(kept) + 3)),  # gradients: of the last step, and two before it
             *(Kept(dims, sums) for dims in trained if own < sums and several),
-            *(Kept(dims, own) for dims in trained[:1] if several),  # what a chunk adds
+            *(Kept(("f", "k"), own) for m in matrices[:-1] if m.differentiable and several),
         ),
         streams=(Streamed(wide, forward),),
         streams_back=(
@@ -63,10 +63,19 @@ def _feed_forward(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, .
         chunked=Chunked("s", chunks, ups + 1, most),
         flop_terms=(first, (2.0, (*tokens, "f", "o"))),
         again=(first,),
-        products=(0, 1),
+        backward=_backward(operands, matrices),
         sides=((tokens, ()), (("f",), ()), (("k",), ())),
         cost="matmul",
     )
+
+
+def _backward(operands: tuple[Tensor, ...], matrices: tuple[Tensor, ...]) -> float:
+    """Products of the backward over those of the forward, each as large as its matrix."""
+    *ups, down = matrices
+    first = any(one.differentiable for one in (operands[0], *ups, *operands[len(matrices) + 1 :]))
+    products = down.numel * (down.differentiable + first)
+    products += sum(up.numel * (up.differentiable + operands[0].differentiable) for up in ups)
+    return products / sum(one.numel for one in matrices)
 
 
 FEED_FORWARD: Mapping[str, Rule | RuleMaker] = {"feed_forward": _feed_forward}

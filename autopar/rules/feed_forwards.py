@@ -22,6 +22,7 @@ from autopar.rules.gates import Step
 KIND = "feed_forward"
 AS_MANY_AS_IT_TAKES = 0
 """Chunks, to the search: as `autopar.rules.feed_forward` prices them."""
+NOTHING_BETWEEN = "nothing stands between it and the product before it"
 _PRODUCTS = ("linear", "linear_t")
 
 
@@ -48,11 +49,19 @@ def feed_forwards(part: Graph) -> list[FeedForward | NoFeedForward]:
     """Of the top of a graph, or of a block's body."""
     readers = part.consumers()
     makers = {name: op for op in part.ops for name in op.outputs}
-    return [
-        _read(part, op, makers, readers)
-        for op in part.ops
-        if op.kind in _PRODUCTS and _may_end(makers.get(op.inputs[0]))
-    ]
+    made: list[FeedForward | NoFeedForward] = []
+    ends: set[str] = set()
+    for op in part.ops:
+        if op.kind not in _PRODUCTS or not _may_end(makers.get(op.inputs[0])):
+            continue
+        each = _read(part, op, makers, readers)
+        if isinstance(each, FeedForward):
+            if ends & {up.name for up, _ in each.ups}:
+                each = NoFeedForward(op, "a product before it is the last of another part")
+            else:
+                ends.add(op.name)
+        made.append(each)
+    return made
 
 
 def every_feed_forward(graph: Graph) -> Iterator[tuple[Graph, FeedForward | NoFeedForward]]:
@@ -116,8 +125,13 @@ def _read(
     forms = {(op.kind, op.inputs[0]) for _, (op, _) in firsts}
     if len(forms) > 1 or down.kind not in {kind for kind, _ in forms}:
         return NoFeedForward(down, "the products before it are of several tensors, or of two forms")
+    dtypes = {tensors[n].dtype for _, (op, _) in firsts for n in (op.inputs[0], op.name)}
+    if dtypes | {tensors[n].dtype for n in (down.inputs[0], down.name)} != {*dtypes} or (
+        len(dtypes) > 1
+    ):
+        return NoFeedForward(down, "what goes in and comes out of its products has several dtypes")
     if not between:
-        return NoFeedForward(down, "nothing stands between it and the product before it")
+        return NoFeedForward(down, NOTHING_BETWEEN)
     inside = {down.name, *seen, *(op.name for op in between)}
     for name in seen:
         others = [op for op, _ in readers[name] if op.name not in inside]

@@ -143,7 +143,8 @@ class Rule(TupleRecord):
     flops:      forward floating-point operations per point of the iteration space (all factors).
     flop_terms: (coefficient, factors) pairs whose sum replaces that, where not every product runs
                 over all factors.
-    again:      such pairs of its forward that its backward does once more.
+    again:      such pairs of its forward that its backward does once more; ``backward`` then says
+                what else it does, of products too.
     products:   of matmul and conv rules the operands whose gradients take a product each, or all.
     sides:      m, n and k of a matmul rule's product where its operands do not show them, each as
                 factors over factors: tokens times routes over experts.

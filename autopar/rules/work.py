@@ -248,7 +248,7 @@ def flops(
     into, out = flows(op, tensors)
     if not any(out) or not any(into):
         return forward, 0.0
-    if rule.cost in ("matmul", "conv"):
+    if rule.cost in ("matmul", "conv") and not rule.again:
         chosen = into if rule.products is None else [into[i] for i in rule.products]
         return forward, forward * sum(chosen)
     return forward, forward * rule.backward

@@ -45,7 +45,7 @@ def feed_forward(
     gate: from [..., f] of every first product to [..., f], element by element, without chance.
 
     Where ranks split f the result is a partial sum, for which ``down`` must have no bias. Gradients
-    of matrices are added up in float32 at least. Raises `ProgramError` for fewer tokens than one.
+    of matrices are added up in float32 at least. Raises `ProgramError` for no chunks.
     """
     weight, bias = layer_parts(down)
     if bias is not None:
@@ -79,7 +79,7 @@ class _FeedForward(Function):
         tensors = [True, True, False, False, *(one is not None for one in held)]
         asks_x, asks_down, _, _, *asks_held = wanted(ctx, tensors)
         sums = _Sums([down, *held], len(ctx.sizes) > 1)
-        dx = torch.empty_like(x) if asks_x else None
+        dx = torch.zeros_like(x) if asks_x else None
         for place, (rows, given) in enumerate(_each(ctx.sizes, x, grad)):
             leaves = [_leaf(rows, asks_x), *map(_leaf, held, asks_held)]
             with torch.enable_grad():
@@ -87,16 +87,21 @@ class _FeedForward(Function):
             if asks_down:
                 flat = given.flatten(0, -2), hidden.detach().flatten(0, -2)
                 sums.add(0, flat[0].t(), flat[1])
-            asked = [leaf for leaf in leaves if leaf is not None and leaf.requires_grad]
-            if not asked:
+            if not hidden.requires_grad:  # nothing is asked for, or comparisons let nothing through
                 continue
-            made = iter(torch.autograd.grad(hidden, asked, given @ down))
+            asked = [i for i, one in enumerate(leaves) if one is not None and one.requires_grad]
+            some = [leaves[i] for i in asked]
+            made: Sequence[Tensor | None] = torch.autograd.grad(
+                hidden, some, given @ down, allow_unused=True
+            )
             del hidden
-            if dx is not None:
-                _part(dx, ctx.sizes, place).copy_(next(made))
-            for number, leaf in enumerate(leaves[1:], 1):
-                if leaf is not None and leaf.requires_grad:
-                    sums.add(number, next(made))
+            for number, part in zip(asked, made, strict=True):
+                if part is None:
+                    continue
+                if number:
+                    sums.add(number, part)
+                elif dx is not None:
+                    _part(dx, ctx.sizes, place).copy_(part)
         of_down, *of_held = sums.each()
         return dx, of_down, None, None, *of_held
 

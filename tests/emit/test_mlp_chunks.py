@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from autopar.frontends.shared.captured import Captured
 from autopar.nouns.mesh import Mesh
@@ -55,3 +57,24 @@ def test_lines_that_a_person_reads() -> None:
         "    return F.silu(gate) * up",
     ):
         assert line in text, text
+
+
+class Reread(nn.Module):
+    """What its first product gives is read again behind what is made of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.c = nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        h = self.a(x)
+        skip, r = h.tanh(), F.relu(h)
+        return F.mse_loss(self.c(r * r + skip), y)
+
+
+def test_a_name_is_taken_again_only_where_nothing_reads_it_any_more() -> None:
+    torch.manual_seed(0)
+    given = {"x": torch.randn(4, 6, 8), "y": torch.randn(4, 6, 8)}
+    captured = capture_of(Reread, lambda: given)
+    program = cut(captured, Spread(Mesh.parse("dp_replicate=2")), 2)
+    check(program, Reread(), given)

@@ -153,3 +153,24 @@ def test_what_cannot_be_is_refused() -> None:
         feed_forward(x[0, 0], (gate,), down, gate=F.relu, chunks=1)
     with pytest.raises(ProgramError, match="bias behind the last product"):
         feed_forward(x, (gate,), (down, down[:, 0]), gate=F.relu, chunks=1)
+
+
+def test_what_lets_no_gradient_through() -> None:
+    x, gate, up, down, _ = held()
+
+    def compared(g: Tensor) -> Tensor:
+        return (g > 0).to(g.dtype)
+
+    out = feed_forward(x, (gate,), down, gate=compared, chunks=3)
+    of_x, of_gate, of_down = torch.autograd.grad(out.sum(), (x, gate, down), allow_unused=True)
+    assert not of_x.any()
+    assert of_gate is None or not of_gate.any()
+    assert of_down.any()
+
+    def first_alone(g: Tensor, h: Tensor) -> Tensor:
+        return F.relu(g) * h.detach()
+
+    cut = feed_forward(x, (gate, up), down, gate=first_alone, chunks=3)
+    whole = F.linear(first_alone(F.linear(x, gate), F.linear(x, up)), down)
+    asked = (x, gate, down)
+    same(list(torch.autograd.grad(cut.sum(), asked)), list(torch.autograd.grad(whole.sum(), asked)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -25,7 +26,14 @@ def gate_function(site: Site, names: Sequence[str], steps: Sequence[Step], about
         expr = _step(site, kind, [values[i] for i in operands], attrs)
         if reads[number] > 1:
             later = {i for _, given, _ in steps[number - len(names) + 1 :] for i in given}
-            free = [values[i].text for i in operands if i < len(names) and i not in later]
+            waiting = [values[i].text for i in later if len(names) <= i < number and reads[i] == 1]
+            free = [
+                values[i].text
+                for i in operands
+                if i < len(names)
+                and i not in later
+                and not any(re.search(rf"\b{names[i]}\b", text) for text in waiting)
+            ]
             name = free[0] if free else f"h{number}"
             lines.add(f"{name} = {expr.text}")
             expr = variable(name)

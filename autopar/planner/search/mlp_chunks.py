@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from autopar.lowering.lowered import Lowered
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.graph import DTYPE_BYTES, Graph
-from autopar.nouns.layout import MLP_CHUNKS, LayoutError
+from autopar.nouns.layout import MLP_CHUNKS, LayoutError, Pins
 from autopar.nouns.recompute import NONE
 from autopar.planner.ask.question import Answer, Outcome, Question
 from autopar.planner.search.layouts import Progress, search_plan
@@ -26,6 +26,7 @@ from autopar.rules.feed_forward import LEAST_TOKENS
 from autopar.rules.feed_forwards import (
     AS_MANY_AS_IT_TAKES,
     KIND,
+    NOTHING_BETWEEN,
     FeedForward,
     every_feed_forward,
 )
@@ -82,11 +83,9 @@ def pinned_mlp_chunks(graph: Graph, chunks: int | None, framework: str, style: s
     every = [each for _, each in every_feed_forward(graph)]
     if any(isinstance(each, FeedForward) for each in every):
         return chunks
-    near = [
-        f"; {e.down.source} is none, since {e.reason}"
-        for e in every
-        if not isinstance(e, FeedForward)
-    ]
+    none = [each for each in every if not isinstance(each, FeedForward)]
+    telling = sorted(none, key=lambda each: each.reason == NOTHING_BETWEEN)
+    near = [f"; {each.down.source} is none, since {each.reason}" for each in telling]
     raise LayoutError(
         f"{text}: the model has no feed-forward part, products of one tensor with ops element by "
         f"element between them and one more product{''.join(near[:1])}; leave it out"
@@ -95,7 +94,7 @@ def pinned_mlp_chunks(graph: Graph, chunks: int | None, framework: str, style: s
 
 def searched_mlp_chunks(
     asked: Asked,
-    pins: int | None,
+    pins: Pins,
     framework: str,
     style: str,
     samples: int,
@@ -105,12 +104,20 @@ def searched_mlp_chunks(
 ) -> Answered:
     """The fastest layout that fits with chunks as pinned, or as is best.
 
-    pins: of ``--fix``; ``search``: what answers where nothing fits anyhow, and says what would.
+    search: what answers where nothing fits anyhow, and says what would.
     """
     plain = asked.graph_of(None, None)
-    pinned = pinned_mlp_chunks(plain, pins, framework, style)
+    pinned = pinned_mlp_chunks(plain, pins.mlp_chunks, framework, style)
     share = _share(plain, samples, cluster)
-    if pins is not None or framework != "torch" or style != "eager" or share <= LITTLE:
+    # what is pinned of products and of what stands between them is to have an effect
+    whole_pinned = pins.kernels or pins.precision or pins.tp_pieces
+    if (
+        pins.mlp_chunks is not None
+        or whole_pinned
+        or framework != "torch"
+        or style != "eager"
+        or (share <= LITTLE)
+    ):
         return asked.answer(pinned, search)
     whole: Answered | None = None
     try:
