@@ -99,9 +99,11 @@ def threads() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def rounds_of(names: list[str], rounds: int) -> Mapping[str, list[float]]:
+def rounds_of(
+    step: Callable[[str], None], names: list[str], rounds: int
+) -> Mapping[str, list[float]]:
     """CPU seconds of each in every round."""
-    step, spent = steps(threads()), {name: list[float]() for name in names}
+    spent = {name: list[float]() for name in names}
     for number in range(rounds):
         turn = names[number % len(names) :] + names[: number % len(names)]
         for name in turn:
@@ -111,9 +113,9 @@ def rounds_of(names: list[str], rounds: int) -> Mapping[str, list[float]]:
     return spent
 
 
-def ratio(spent: Mapping[str, list[float]], name: str) -> float:
-    """To plain."""
-    return statistics.median(a / b for a, b in zip(spent[name], spent[PLAIN], strict=True))
+def ratio(spent: Mapping[str, list[float]], name: str, plain: str = PLAIN) -> float:
+    """To ``plain``."""
+    return statistics.median(a / b for a, b in zip(spent[name], spent[plain], strict=True))
 
 
 def chosen(limit_mib: float) -> int | None:
@@ -136,9 +138,10 @@ def main() -> None:
     limits = {share: chosen(share * whole) for share in LIMITS}
     counts = sorted({*SWEEP, *(n for n in limits.values() if n)})
     peaks = {n: peak(str(n)) for n in counts}
-    swept = rounds_of([PLAIN, *map(str, counts)], options.sweep)
+    step = steps(threads())
+    swept = rounds_of(step, [PLAIN, *map(str, counts)], options.sweep)
     each = {n: ratio(swept, str(n)) for n in counts}
-    beside = rounds_of([PLAIN, AGAIN, str(LEAN)], options.rounds)
+    beside = rounds_of(step, [PLAIN, AGAIN, str(LEAN)], options.rounds)
     rows: list[dict[str, Any]] = [
         {"chunks": PLAIN, "peak_mib": whole, "of_plain": 1.0, "time": 1.0, "predicted_mib": None}
     ]

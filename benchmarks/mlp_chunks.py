@@ -14,10 +14,8 @@ from __future__ import annotations
 
 import argparse
 import os
-import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,7 +26,7 @@ from autopar.rules.gates import Step
 from autopar.rules.registry import bind
 from autopar.rules.work import ONE_DEVICE, WHOLE_OP, workspace_back_bytes
 from benchmarks.figures import Target, show
-from benchmarks.loss_head import resident, threads
+from benchmarks.loss_head import ratio, resident, rounds_of, threads
 
 TOKENS, WIDTH, INNER = 16_384, 256, 2048
 PLAIN, AGAIN, KEPT = "at once", "at once again", "checkpoint"
@@ -112,19 +110,6 @@ def own_peak(name: str) -> None:
     print((resident("VmHWM") - before) / 1024)
 
 
-def ratios(names: list[str], rounds: int) -> dict[str, float]:
-    """CPU seconds over those at once."""
-    step, spent = steps(), {name: list[float]() for name in names}
-    for number in range(rounds):
-        turn = names[number % len(names) :] + names[: number % len(names)]
-        for name in turn:
-            start = time.process_time()
-            step(name)
-            spent[name].append(time.process_time() - start)
-    pairs = ((n, zip(spent[n], spent[PLAIN], strict=True)) for n in names)
-    return {n: statistics.median(a / b for a, b in pair) for n, pair in pairs}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--rounds", type=int, default=20)
@@ -136,7 +121,8 @@ def main() -> None:
         return
     names = [PLAIN, AGAIN, KEPT, *map(str, CHUNKS)]
     peaks = {name: peak_mib(name) for name in names if name != AGAIN}
-    times = ratios(names, given.rounds)
+    spent = rounds_of(steps(), names, given.rounds)
+    times = {name: ratio(spent, name, PLAIN) for name in names}
     rule = {str(n): predicted_bytes(n) / MIB for n in CHUNKS}
     rows = [
         {

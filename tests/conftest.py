@@ -21,7 +21,7 @@ from benchmarks.quick_xla import compile_quickly
 pytest_plugins = ("tests.cpu_seconds",)
 os.environ["AUTOPAR_MEASURE"] = "0"  # no test's plan hangs on the machine that it is made on
 gc.set_threshold(50_000, 20, 10)  # most of what tests import and capture stays: look seldom
-if "PYTEST_XDIST_WORKER" not in os.environ:  # workers inherit it
+if "PYTEST_XDIST_WORKER" not in os.environ:  # workers inherit it; the folder stays until the end
     _compiled = compile_quickly(os.environ, "--xla_force_host_platform_device_count=8")
 
 

@@ -21,6 +21,7 @@ from autopar.nouns.layout import Pins
 from autopar.nouns.plan import Plan
 from autopar.nouns.style import Style, style_of
 from autopar.nouns.workload import Workload
+from autopar.pipeline.actions import Lists
 from autopar.planner.advice.fewer import Fewer, fewer
 from autopar.planner.advice.remedies import search_or_advise
 from autopar.planner.ask.checks import (
@@ -187,11 +188,60 @@ def plan_captured(
     check_expert_pins(pins, workload.framework)
     base = at_precision(keep_whole(captured.graph, missing), workload.precision)
     batch_dims = {e.name: e.batch_dim for e in captured.batch if e.batch_dim is not None}
-    flow, obstacle = flow_or_obstacle(base, batch_dims)
+    flow, obstacle = cut = flow_or_obstacle(base, batch_dims)
     mixed = mixed_unit(captured, workload)
     pins = unsharded(pins, mixed) if mixed else pins
+    asked = _asked(base, captured, workload, cluster, options, pins, actions, cut, progress)
+    pinned = pins, workload.framework, style, captured.samples, cluster
+    answered = searched_mlp_chunks(asked, *pinned, progress, search_or_advise)
+    question, outcome, chunks = answered.question, answered.outcome, answered.loss_chunks
+    on_top = chosen(question, outcome)
+    question, outcome = on_top.question, on_top.outcome
+    made = plan_of(outcome, question, captured, workload, workload_ref, style, missing)
+    made = replace(
+        made,
+        expert_imbalance=options.imbalance,
+        loss_chunks=chunks,
+        mlp_chunks=answered.mlp_chunks,
+        **on_top.decisions,
+    )
+    against = (*_against(flow, obstacle, mixed), *outcome.alarms)
+    enough = None if outcome.best.decided.stages else fewer(on_top.searched, outcome)
+    lowered = lowered_of(question, outcome.best.decided)
+    check_pieces(question, lowered)
+    check_expert_pieces(pins, lowered)
+    made = with_effect(made, lowered)
+    if chunks is not None:
+        check_rows(lowered, chunks)
+    if answered.mlp_chunks is not None:
+        check_tokens(lowered, answered.mlp_chunks)
+    used = outcome.cluster
+    return PlanResult(
+        made, workload, used, captured, question.graph, lowered, missing, against, enough
+    )
+
+
+def _asked(
+    base: Graph,
+    captured: Captured,
+    workload: Workload,
+    cluster: Cluster,
+    options: Options,
+    pins: Pins,
+    actions: Lists | None,
+    cut: tuple[BatchFlow, BatchMixed | None],
+    progress: Progress,
+) -> Asked:
+    """How the questions about ``base``, the captured graph as it is to be computed, are asked.
+
+    cut: how data ranks and microbatches may cut its batch, and what is against that.
+    """
+    batch_dims = {e.name: e.batch_dim for e in captured.batch if e.batch_dim is not None}
+    flow, obstacle = cut
+    style = options.style or style_of(workload.framework)
     cuts_of = partial(_cuts, batch_dims=batch_dims, pins=pins, workload=workload, cluster=cluster)
 
+    @cache
     def graph_of(mlp: int | None, loss: int | None) -> Graph:
         graph = with_mlp_chunks(base, mlp)
         return in_chunks(_by_kernels(graph, pins, workload, cluster, options), loss)
@@ -225,34 +275,7 @@ def plan_captured(
         question, loss, outcome = _searched(question, plain, cuts_of, loss, progress, search)
         return Answered(question, loss, mlp, outcome)
 
-    asked = Asked(answer, graph_of)
-    pinned = pins, workload.framework, style, captured.samples, cluster
-    answered = searched_mlp_chunks(asked, *pinned, progress, search_or_advise)
-    question, outcome, chunks = answered.question, answered.outcome, answered.loss_chunks
-    on_top = chosen(question, outcome)
-    question, outcome = on_top.question, on_top.outcome
-    made = plan_of(outcome, question, captured, workload, workload_ref, style, missing)
-    made = replace(
-        made,
-        expert_imbalance=options.imbalance,
-        loss_chunks=chunks,
-        mlp_chunks=answered.mlp_chunks,
-        **on_top.decisions,
-    )
-    against = (*_against(flow, obstacle, mixed), *outcome.alarms)
-    enough = None if outcome.best.decided.stages else fewer(on_top.searched, outcome)
-    lowered = lowered_of(question, outcome.best.decided)
-    check_pieces(question, lowered)
-    check_expert_pieces(pins, lowered)
-    made = with_effect(made, lowered)
-    if chunks is not None:
-        check_rows(lowered, chunks)
-    if answered.mlp_chunks is not None:
-        check_tokens(lowered, answered.mlp_chunks)
-    used = outcome.cluster
-    return PlanResult(
-        made, workload, used, captured, question.graph, lowered, missing, against, enough
-    )
+    return Asked(answer, graph_of)
 
 
 def _against(flow: BatchFlow, obstacle: BatchMixed | None, mixed: str) -> Iterator[str]:

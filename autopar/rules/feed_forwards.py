@@ -125,10 +125,8 @@ def _read(
     forms = {(op.kind, op.inputs[0]) for _, (op, _) in firsts}
     if len(forms) > 1 or down.kind not in {kind for kind, _ in forms}:
         return NoFeedForward(down, "the products before it are of several tensors, or of two forms")
-    dtypes = {tensors[n].dtype for _, (op, _) in firsts for n in (op.inputs[0], op.name)}
-    if dtypes | {tensors[n].dtype for n in (down.inputs[0], down.name)} != {*dtypes} or (
-        len(dtypes) > 1
-    ):
+    ends = (name for _, (op, _) in firsts for name in (op.inputs[0], op.name))
+    if len({tensors[name].dtype for name in (*ends, down.inputs[0], down.name)}) > 1:
         return NoFeedForward(down, "what goes in and comes out of its products has several dtypes")
     if not between:
         return NoFeedForward(down, NOTHING_BETWEEN)

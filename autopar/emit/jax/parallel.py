@@ -23,8 +23,7 @@ MODULES = (
     "tables", "zigzag", "collectives", "attention_rows", "ring_attention", "ops", "grouped",
     "blocks", "layout", "units", "gradients", "optimizer", "loss_scale", "outputs", "placing",
     "part", "step", "pieces", "pull_backs", "halves", "joint", "stage_step", "sends", "totals",
-    "ties", "actions", "playing", "pipeline", "start", "kept",
-    "leaving",
+    "ties", "actions", "playing", "pipeline", "start", "kept", "leaving",
 )  # fmt: skip
 """In the order in which they stand in the file."""
 _HOME = Path(__file__).parents[2] / "runtime" / "jax" / "parallel"

@@ -316,6 +316,6 @@ def _main(how: How) -> list[str]:
         "    arguments = parser.parse_args()",
         "    if arguments.distributed:",
         "        jax.distributed.initialize()  # Slurm, TPU pods and the like say who is there",
-        "        leave_at_once()  # where it fails, as none may wait for its part of a collective",
+        "        leave_at_once()  # should it fail: others wait for its part of collectives",
         "    main(arguments.steps, arguments.save, arguments.every)",
     ]

@@ -16,6 +16,7 @@ from autopar.nouns.cluster import Cluster
 from autopar.nouns.graph import DTYPE_BYTES, Graph
 from autopar.nouns.layout import CHUNKS, LayoutError
 from autopar.planner.ask.question import Answer, Outcome, Question
+from autopar.planner.search.fewest import fewest_that_fit
 from autopar.planner.search.layouts import Progress, search_plan
 from autopar.planner.solve.solved import lowered_of
 from autopar.planner.solve.standings import NothingFits
@@ -133,23 +134,14 @@ def _settled(question: Question, outcome: Outcome, plain: Graph, least: int) -> 
     """The fewest chunks with which the outcome's best layout fits, and the outcome at their
     price."""
     question = replace(question, cluster=outcome.cluster)
-    answers: dict[int, Answer] = {}
 
     def answer(chunks: int) -> Answer:
-        if chunks not in answers:
-            again = replace(question, graph=in_chunks(plain, chunks))
-            answers[chunks] = priced_again(again, outcome.best)
-        return answers[chunks]
+        again = replace(question, graph=in_chunks(plain, chunks))
+        return priced_again(again, outcome.best)
 
     rows = rows_of(lowered_of(question, outcome.best.decided))
-    few, many = 1, -(-rows // least)
-    while few < many:
-        middle = (few + many) // 2
-        if answer(middle).priced.memory.fits:
-            many = middle
-        else:
-            few = middle + 1
-    return few, replace(outcome, best=answer(few))
+    few, best = fewest_that_fit(-(-rows // least), answer)
+    return few, replace(outcome, best=best)
 
 
 def check_rows(lowered: Lowered, chunks: int) -> None:

@@ -16,8 +16,10 @@ from autopar.lowering.lowered import Lowered
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.graph import DTYPE_BYTES, Graph
 from autopar.nouns.layout import MLP_CHUNKS, LayoutError, Pins
+from autopar.nouns.offload import OFFLOAD
 from autopar.nouns.recompute import NONE
 from autopar.planner.ask.question import Answer, Outcome, Question
+from autopar.planner.search.fewest import fewest_that_fit
 from autopar.planner.search.layouts import Progress, search_plan
 from autopar.planner.solve.solved import lowered_of
 from autopar.planner.solve.standings import NothingFits
@@ -155,30 +157,22 @@ def _runs_again(outcome: Outcome) -> bool:
     """Whether what it settled on recomputes, or has state on the host."""
     decided = outcome.best.decided
     stages = decided.stages or (decided.layout,)
-    return any(stage.recompute.policy != NONE or stage.offload != "none" for stage in stages)
+    return any(stage.recompute.policy != NONE or stage.offload != OFFLOAD[0] for stage in stages)
 
 
 def _settled(asked: Asked, answered: Answered) -> Answered:
     """With the fewest chunks with which its best layout fits, at their price."""
     best, question = answered.outcome.best, answered.question
-    answers: dict[int, Answer] = {}
 
     def posed(chunks: int) -> Question:
         return replace(question, graph=asked.graph_of(chunks, answered.loss_chunks))
 
     def answer(chunks: int) -> Answer:
-        if chunks not in answers:
-            answers[chunks] = priced_again(posed(chunks), best)
-        return answers[chunks]
+        return priced_again(posed(chunks), best)
 
-    few, many = 1, -(-tokens_of(lowered_of(question, best.decided)) // LEAST_TOKENS)
-    while few < many:
-        middle = (few + many) // 2
-        if answer(middle).priced.memory.fits:
-            many = middle
-        else:
-            few = middle + 1
-    outcome = replace(answered.outcome, best=answer(few))
+    tokens = tokens_of(lowered_of(question, best.decided))
+    few, made = fewest_that_fit(-(-tokens // LEAST_TOKENS), answer)
+    outcome = replace(answered.outcome, best=made)
     return replace(answered, question=posed(few), mlp_chunks=few, outcome=outcome)
 
 
