@@ -35,8 +35,11 @@ def layout_bounds(
     """Of what is predicted of any layout.
 
     at_peak_s: seconds of the model's arithmetic on all devices at their peaks.
-    least:     bytes that each device has of the model at least, by part.
+    least:     bytes that each device has of the model at least, by part; of gradients where there
+               are some at the peak, which may come before the first backward.
     """
+    if not memory.gradients:
+        least = {name: size for name, size in least.items() if name != "gradients"}
     parts_s = {
         "compute time": time.compute_s,
         "forward time": time.forward_s,

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Sequence, Set
 
 from autopar.nouns.cluster import Device
 from autopar.nouns.graph import DTYPE_BYTES
 from autopar.nouns.offload import CHUNKS
 from autopar.nouns.plan import Memory
 from autopar.nouns.recompute import Recompute
+from autopar.pricing.fsdp_memory import Moment, fullest
 from autopar.pricing.offload import chunk_bytes, kept_bytes, resident_bytes, room_bytes
 from autopar.pricing.software.memory import Overhead, overhead_of
 from autopar.pricing.software.trainer import Trainer
-from autopar.pricing.state import StateSharding, sharers
+from autopar.pricing.state import StateSharding
 from autopar.pricing.summary import Summary
 from autopar.pricing.units.held import StageBytes
-from autopar.pricing.units.unit import Kind
 from autopar.pricing.xla_memory import xla_moments
 
 ALLOCATOR_SHARE = 0.04
@@ -26,16 +26,25 @@ no profile says how much a training process of the device holds; on a CPU that i
 
 
 def stage_bytes(
-    summary: Summary, state: StateSharding, recompute: Recompute, alone: bool = True
+    summary: Summary,
+    state: StateSharding,
+    recompute: Recompute,
+    alone: bool = True,
+    splits: bool = True,
 ) -> StageBytes:
     """What a stage holds; ``summary`` is of that stage, which is the whole model where it is
-    ``alone``: XLA then sees forward and backward of a microbatch as one."""
+    ``alone``: XLA then sees forward and backward of a microbatch as one. ``splits``: whether a
+    backward in two parts leaves gradients of weights to the second."""
     parameters, gradients, optimizer, host = held_of_state(summary, state)
     if summary.xla is None:
         life = summary.life(recompute)
-        saved, passing = life.saved, life.peak - life.saved
-        pending = saved
-        casts, gathered = _cast_bytes(summary, state, recompute), _gathered_bytes(summary, state)
+        saved = life.saved
+        pending = saved + summary.waiting_bytes if splits else 0
+        moment = Moment(life.peak - saved, 0, gradients)
+        if state.fsdp:
+            moment = fullest(summary, state, life, gradients, alone)
+        passing, gathered, gradients = moment
+        casts = _cast_bytes(summary, state, recompute)
     else:
         bodies = [(body.trained, summary.copies[n]) for n, body in summary.bodies.items()]
         moments = xla_moments(summary.xla, recompute, state, summary.root.trained, bodies, alone)
@@ -150,30 +159,3 @@ def _cast_bytes(summary: Summary, state: StateSharding, recompute: Recompute) ->
     kept = max(blocks, default=0) if recompute.runs_again else sum(blocks)
     numel = summary.root.used_back.get("float32", 0) + kept
     return numel * DTYPE_BYTES[state.precision]
-
-
-def _gathered_bytes(summary: Summary, state: StateSharding) -> int:
-    """Parameters made whole for compute: the root and under ZeRO 3 the unit that computes with
-    those that are gathered ahead, all under 1 and 2.
-
-    The largest unit once more as its gather fills a buffer, and twice for its gradients: whole, and
-    in the buffer that they are scattered from, which has the dtype that they are reduced in.
-    """
-    if not state.fsdp:
-        return 0
-
-    def whole(numel: Mapping[Kind, int]) -> int:
-        return sum(n * DTYPE_BYTES[state.moved_dtype(k.dtype)] for k, n in shared(numel))
-
-    def reduced(numel: Mapping[Kind, int]) -> int:
-        return sum(n * DTYPE_BYTES[state.reduced_dtype(k.dtype)] for k, n in shared(numel))
-
-    def shared(numel: Mapping[Kind, int]) -> list[tuple[Kind, int]]:
-        return [(kind, n) for kind, n in numel.items() if sharers(state.mesh, kind.split) > 1]
-
-    sizes = [(whole(unit.trained), copies) for unit, copies in summary.owners()]
-    largest = max(2 * whole(u.trained) + reduced(u.trained) for u, _ in summary.owners())
-    if state.split.parameters:
-        units = 1 + state.prefetch
-        return largest + sizes[0][0] + units * max((size for size, _ in sizes[1:]), default=0)
-    return largest + sum(size * copies for size, copies in sizes)

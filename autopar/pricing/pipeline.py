@@ -238,7 +238,7 @@ class PipelinePrices:
         if self.state.trainer is not None:
             return self.model.stage_held(first, end)
         summary = self.model.stage_summary(first, end)
-        return stage_bytes(summary, self.state, self.recompute, self.alone)
+        return stage_bytes(summary, self.state, self.recompute, self.alone, self.splits_backward)
 
     def memory(
         self,

@@ -52,6 +52,8 @@ class StateSharding:
     """How many units ahead parameters are gathered, of `PREFETCHES`."""
     trainer: Trainer | None = None
     """Whose ways of keeping and moving state are priced; None: those of emitted programs."""
+    framework: str = "torch"
+    """Of those programs."""
     shard: int = field(init=False, compare=False)
     """Ranks that share what no axis of theirs splits."""
     split: Zero = field(init=False, compare=False)
@@ -81,11 +83,22 @@ class StateSharding:
     def fsdp(self) -> bool:
         return self.split.optimizer
 
+    @property
+    def stores_pieces(self) -> bool:
+        """Whether a rank has but its piece of a parameter between steps: where those are split, and
+        under FSDP2 at any level, which makes whole ones of them for a step."""
+        if self.trainer is None and self.framework == "torch":
+            return self.fsdp
+        return self.split.parameters
+
     def parameter_bytes(self, numel: int, kind: Kind) -> int:
-        return self._held(numel, kind, self.split.parameters) * DTYPE_BYTES[kind.dtype]
+        return self._held(numel, kind, self.stores_pieces) * DTYPE_BYTES[kind.dtype]
 
     def gradient_bytes(self, numel: int, kind: Kind) -> int:
-        return self._held(numel, kind, self.split.gradients) * DTYPE_BYTES[kind.dtype]
+        split = self.split.gradients
+        if self.trainer is None and self.framework == "torch" and self.microbatches == 1:
+            split = self.fsdp  # reduced as soon as they are made, as of the last microbatch
+        return self._held(numel, kind, split) * DTYPE_BYTES[kind.dtype]
 
     def optimizer_bytes(self, numel: int, kind: Kind) -> int:
         """Wherever it is."""
@@ -101,18 +114,22 @@ class StateSharding:
     def _held(self, numel: int, kind: Kind, split: bool) -> int:
         return -(-numel // sharers(self.mesh, kind.split)) if split else numel
 
-    def traffic(self, numel: int, kind: Kind) -> Iterator[tuple[str, Collective, int]]:
-        """(phase, collective, times a step) for ``numel`` elements that one model rank holds.
+    def traffic(
+        self, numel: int, kind: Kind, frozen: int = 0
+    ) -> Iterator[tuple[str, Collective, int]]:
+        """(phase, collective, times a step) for ``numel`` elements that one model rank holds, and
+        ``frozen`` ones that have no gradient: these are gathered where ranks store pieces of them.
 
         Phases: ``gather_forward``, ``gather_backward``, ``reduce``, and ``reduce_last``, which
         runs in the last microbatch only. All may hide behind compute.
         """
-        size = numel * DTYPE_BYTES[self.moved_dtype(kind.dtype)]
+        gathered = numel + frozen * self.stores_pieces
+        size = gathered * DTYPE_BYTES[self.moved_dtype(kind.dtype)]
         gradient = numel * DTYPE_BYTES[kind.dtype]
         split, sharing = self.split, self.mesh.sharing(kind.split)
         if not split.optimizer or not sharing:
             over = tuple(a for a in self.mesh.batch_axes if a not in kind.split.split("+"))
-            if over:
+            if over and gradient:
                 yield "reduce_last", Collective("all_reduce", "+".join(over), gradient), 1
             return
         gradient = numel * DTYPE_BYTES[self.reduced_dtype(kind.dtype)]
@@ -123,6 +140,6 @@ class StateSharding:
             "replicas": ("reduce_last", -(-gradient // self.mesh.ways(sharing))),
         }
         for move in split.moves(self.microbatches, "+".join(sharing)):
-            if self.mesh.ways(move.axis.split("+")) > 1:
-                phase, moved = sizes[move.what]
+            phase, moved = sizes[move.what]
+            if moved and self.mesh.ways(move.axis.split("+")) > 1:
                 yield phase, Collective(move.kind, move.axis, moved), move.count

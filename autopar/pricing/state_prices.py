@@ -32,13 +32,14 @@ class StatePrices:
 
     def price(self, tensor: Tensor, stored: Sharding) -> int:
         """Picoseconds a step for one parameter, stored as ``stored`` on the model axes."""
-        if not tensor.differentiable:
-            return 0
         numel, kind = self._numel(tensor, stored), Kind(tensor.dtype, split_of(stored))
+        held = (numel, kind) if tensor.differentiable else (0, kind, numel)
         seconds = 0.0
-        for _, moved, times in self.sharding.traffic(numel, kind):
+        for _, moved, times in self.sharding.traffic(*held):
             slope = self._state_slope(moved.kind, moved.axis)
             seconds += self.exposed * times * moved.size_bytes * slope
+        if not tensor.differentiable:
+            return round(seconds * PICOSECONDS)
         for axis, placement in stored.placements:
             if placement.kind == "D":
                 gradient = numel * DTYPE_BYTES[tensor.dtype]

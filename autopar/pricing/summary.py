@@ -16,10 +16,11 @@ from typing import TypeVar
 from autopar.lowering.collectives import loss_bytes
 from autopar.lowering.counts import global_counts, label_collectives
 from autopar.lowering.issued import internal_collectives, last_kept, rerun_collectives
-from autopar.lowering.lowered import Lowered, stored
+from autopar.lowering.lowered import Lowered, LoweredTensor, stored
 from autopar.lowering.routed_pieces import pieces_of
 from autopar.lowering.state import LOSS_BYTES, split_of
 from autopar.nouns.graph import DTYPE_BYTES
+from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import key
 from autopar.nouns.recompute import Recompute
 from autopar.pricing.op_prices import inside_ps
@@ -31,6 +32,7 @@ from autopar.pricing.units.activations import (
     keeps_result,
     kept_by_policy,
     saved_parameters,
+    waiting_bytes,
 )
 from autopar.pricing.units.unit import Kind, Unit
 from autopar.pricing.units.walk import Life
@@ -65,12 +67,18 @@ class Summary:
     """Bytes that one call leaves for backward, by block and recompute policy."""
     whole: Mapping[str, Unit] = field(default_factory=dict)
     """``bodies``, each with its parameters."""
+    late: Mapping[Kind, int] = field(default_factory=dict)
+    """Of the root's trained parameters, elements of those that an op behind the blocks reads: their
+    gradients come first."""
+    waiting: Mapping[str, int] = field(default_factory=dict)
+    """Bytes of gradients that a backward in two parts leaves to its second, of one call by block,
+    and by ``""`` of what lies outside."""
 
     def life(self, recompute: Recompute) -> Life:
         """One microbatch under a policy, or where the calls that come first do more."""
         if self.xla is not None:  # one policy for all calls
             moments = self.xla.by_policy[recompute.policy]
-            return Life(moments.saved, moments.loss, "")
+            return Life(moments.saved, moments.loss, "", moments.loss)
         each = recompute.by_call(len(self.calls))
         if recompute.count is None or len({*each}) < 2:
             return self.lives[each[0] if each else recompute.policy]
@@ -80,9 +88,16 @@ class Summary:
         saved = light.saved - less
         # Up to the last call that does most, memory is as if all calls did; from there on it is by
         # ``less`` below where none does.
-        at_light = saved + light.peak - light.saved
-        peak, where = max((deep.peak, deep.where), (at_light, light.where))
-        return Life(saved, peak, where)
+        lighter = saved - light.saved
+        peak, where = max((deep.peak, deep.where), (lighter + light.peak, light.where))
+        inside = max(deep.inside, lighter + light.inside)
+        return Life(saved, peak, where, lighter + light.outside, inside)
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Of one microbatch that waits for the second part of its backward."""
+        waiting = self.waiting
+        return waiting.get("", 0) + sum(waiting.get(name, 0) for name in self.calls)
 
     def owners(self) -> Iterator[tuple[Unit, int]]:
         """Each unit that owns parameters, with how many sets of them there are."""
@@ -140,6 +155,10 @@ def summarise(
         loss_bytes=loss_bytes(lowered),
         packages=frozenset(_packages(lowered)),
         xla=xla_lives(lowered, known.xla if known else None) if framework == "jax" else None,
+        late=_read_late(lowered),
+        waiting={
+            name: waiting_bytes(part) for name, part in {"": lowered, **lowered.blocks}.items()
+        },
     )
 
 
@@ -251,6 +270,28 @@ def _moved(
     return (forward, backward), (met_forward, met_backward)
 
 
+def _read_late(lowered: Lowered) -> dict[Kind, int]:
+    """Elements of trained parameters that ops behind the last block read."""
+    names: set[str] = set()
+    for op in reversed(lowered.ops):
+        if op.bound is None:
+            break
+        names.update(op.op.inputs)
+    numel: dict[Kind, int] = {}
+    for value in (lowered.tensors[n] for n in names if n in lowered.tensors):
+        if value.tensor.role == "parameter" and value.tensor.differentiable:
+            kind, elements = _held(value, lowered.mesh)
+            numel[kind] = numel.get(kind, 0) + elements
+    return numel
+
+
+def _held(value: LoweredTensor, mesh: Mesh) -> tuple[Kind, int]:
+    """Of a parameter, and elements on one model rank."""
+    held = stored(value.produced)
+    elements = math.prod(held.local_shape(value.tensor.shape, mesh))
+    return Kind(value.tensor.dtype, split_of(held)), elements
+
+
 def parameters_of(
     lowered: Lowered,
 ) -> tuple[dict[Kind, int], dict[Kind, int], dict[str, int], frozenset[str]]:
@@ -264,8 +305,7 @@ def parameters_of(
         if value.tensor.role != "parameter":
             continue
         held = stored(value.produced)
-        numel = math.prod(held.local_shape(value.tensor.shape, lowered.mesh))
-        kind = Kind(value.tensor.dtype, split_of(held))
+        kind, numel = _held(value, lowered.mesh)
         elements = trained if value.tensor.differentiable else frozen
         elements[kind] = elements.get(kind, 0) + numel
         if not value.tensor.differentiable:

@@ -34,11 +34,13 @@ class Kept(TupleRecord):
     It has the extents of ``dims`` (factor names) and takes ``itemsize`` bytes an element: a dropout
     mask, the log-sum-exp of an attention row, the mean and deviation of a normalised row.
     ``home``: where an axis splits routed rows and what they go to, it lies where they come from.
+    ``unless``: an implementation that makes do without it.
     """
 
     dims: tuple[str, ...]
     itemsize: int
     home: bool = False
+    unless: str = ""
 
 
 @dataclass(frozen=True, slots=True)

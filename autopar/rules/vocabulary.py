@@ -34,6 +34,7 @@ def _cross_entropy(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, 
     smooth = float(op.attrs.get("label_smoothing", 0.0)) > 0
     logits, labels = operands[0], operands[1]
     dtype = accumulated(logits)
+    own, wide = DTYPE_BYTES[logits.dtype], DTYPE_BYTES[dtype]
     reduction = op.attrs.get("reduction", "mean")
     one_per_row = reduction == "none"
     row = "t" if one_per_row else "t+"
@@ -44,8 +45,15 @@ def _cross_entropy(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, 
         # The log-probabilities: backends compute a loss in float32 at least, and keep that.
         # Smoothing keeps which rows count, too.
         keeps=(
-            Kept(("t", "v"), DTYPE_BYTES[dtype]),
+            Kept(("t", "v"), wide),
             *([Kept(("t",), 1)] if smooth else []),
+        ),
+        # The logits in that dtype; gradients of log-probabilities and of logits, of which the last
+        # in the logits' own dtype is counted as such.
+        workspace=(Kept(("t", "v"), wide),) if own < wide else (),
+        workspace_back=(
+            Kept(("t", "v"), wide - own),
+            Kept(("t", "v"), wide, unless=VOCABULARY_PARALLEL),
         ),
         implementations=(
             Implemented(

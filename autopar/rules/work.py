@@ -154,8 +154,11 @@ def _held_bytes(workspace: Iterable[Kept], bound: BoundRule, strategy: Strategy,
     if bound.rule.chunked is not None:
         factor = bound.rule.chunked.factor
         local[factor] = bound.rule.chunked.at_once(local[factor])
+    runs_by = strategy.implementations(bound.rule)
     return sum(
-        math.prod(local[f] for f in factor_names(bound, w.dims)) * w.itemsize for w in workspace
+        math.prod(local[f] for f in factor_names(bound, w.dims)) * w.itemsize
+        for w in workspace
+        if w.unless not in runs_by
     )
 
 

@@ -19,6 +19,7 @@ from autopar.runtime.pytorch import batches, dispatch, experts, local_batches, s
 from autopar.runtime.pytorch.pipeline import stages, ties
 from autopar.runtime.pytorch.ranks import Ranks
 from autopar.runtime.pytorch.training import load
+from autopar.runtime.rehearsal import kernels
 from autopar.runtime.rehearsal.second_device import Device
 from autopar.torch_private.distributed import fake_store
 from autopar.torch_private.modes import without_modes
@@ -92,10 +93,11 @@ def alone(rank: int, world: int, groups: list[list[int]]) -> Iterator[None]:
 
     def check_model(*given: Any, **more: Any) -> None:
         if rank == 0:  # which tells the others
-            with without_modes():  # on the host, before there is a step
+            with without_modes(), as_captured():  # on the host, before there is a step
                 check(*given, **more)
 
     with ExitStack() as stack:
+        as_captured = stack.enter_context(kernels.in_place())
         for where, name, instead in (
             (dist, "new_group", new_group),
             (dist.distributed_c10d, "new_group", new_group),
@@ -127,8 +129,8 @@ class _Bucket:
 
 
 class Replicas(nn.Module):
-    """What `DistributedDataParallel` does with gradients, one all-reduce each: its own reducer
-    stands in C++, and reads what fake tensors do not have."""
+    """What `DistributedDataParallel` does with gradients, one all-reduce each, in memory that it
+    holds from the start: its own reducer stands in C++, and reads what fake tensors do not have."""
 
     def __init__(self, module: nn.Module, process_group: Any = None, **settings: Any) -> None:
         del settings
@@ -136,8 +138,10 @@ class Replicas(nn.Module):
         self.module, self._group, self._sums = module, process_group, True
         self._works: list[tuple[Any, torch.Tensor]] = []
         self._hook: Callable[[_Bucket], Any] | None = None
+        self._buckets: dict[torch.Tensor, torch.Tensor] = {}
         for parameter in module.parameters():
             if parameter.requires_grad:
+                self._buckets[parameter] = torch.empty_like(parameter)
                 hooked: Any = parameter
                 hooked.register_post_accumulate_grad_hook(self._made)
 
@@ -156,7 +160,12 @@ class Replicas(nn.Module):
             self._sums = True
 
     def _made(self, parameter: torch.Tensor) -> None:
-        if not self._sums or parameter.grad is None:
+        if parameter.grad is None:
+            return
+        bucket = self._buckets.get(parameter, parameter.grad)
+        if bucket is not parameter.grad:
+            parameter.grad = bucket.copy_(parameter.grad)
+        if not self._sums:
             return
         if not self._works:
             after_backward(self._finish)

@@ -128,6 +128,8 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._collective(name.removeprefix("c10d::"), func, args, here)
         elif name.startswith("_c10d_functional::"):
             self._functional(name, args, here, made)
+            if name.endswith("::wait_tensor"):
+                return args[0]  # as on a device: a fake tensor of its own would be memory more
         elif name in ("aten::copy_", "aten::_to_copy"):
             self._copied(name, args, kwargs, made)
         else:

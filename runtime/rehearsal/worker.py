@@ -23,6 +23,7 @@ from autopar.runtime.pytorch.training.trainer import Trainer
 from autopar.runtime.rehearsal import second_device, stand_ins
 from autopar.runtime.rehearsal.findings import Finding, is_ours, place_of
 from autopar.runtime.rehearsal.kept import Kept
+from autopar.runtime.rehearsal.live import Live
 from autopar.runtime.rehearsal.watch import Literals, Watch
 from autopar.runtime.shared.program_module import read_train
 from autopar.torch_private.modes import FakeTensorMode
@@ -46,17 +47,21 @@ def rehearse(folder: Path, rank: int, trainer: bool = True) -> dict[str, Any]:
     # One thread, so that what backward does has the line behind it that called backward.
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     one_thread = torch.autograd.set_multithreading_enabled(False)
+    peaks = []
     with one_thread, stand_ins.alone(rank, world, watch.groups):
         for part in (_train_file, _trainer) if trainer else (_train_file,):
-            with fake, watch, watch.works(), Literals():
+            live = Live()
+            with fake, watch, watch.works(), Literals(), live.counted():
                 try:
                     part(folder, place)
                 except Exception as error:  # whatever a step that fails raises
                     ended_by(watch, device.lost or error)
+            peaks.append(live.peak)
     return {
         "rank": rank,
         "findings": [asdict(finding) for finding in watch.findings.values()],
         "groups": watch.groups,
+        "peak_bytes": peaks[0],
     }
 
 

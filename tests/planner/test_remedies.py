@@ -77,12 +77,13 @@ def test_a_change_of_the_same_degrees_is_named_before_other_degrees() -> None:
 
 def test_pins_that_do_not_help_alone_are_given_up_together_before_a_degree() -> None:
     degrees = {"dp_replicate": "1", "dp_shard": "4", "tp": "1"}
-    pins = {"zero": "1", "offload": "none"}
-    alone = (least(**degrees, zero="1"), least(**degrees, offload="none"))
+    pins = {"recompute": "none", "offload": "none"}
+    alone = [least(**degrees, **{name: value}) for name, value in pins.items()]
     limit = (least(**degrees) + min(alone)) // 2
     assert limit < min(alone)
     text = refused(limit, **degrees, **pins)
-    assert "fits: without --fix zero=1,offload=none (dp_replicate=1, dp_shard=4, tp=1, " in text
+    both = "without --fix recompute=none,offload=none (dp_replicate=1, dp_shard=4, tp=1, "
+    assert f"fits: {both}" in text
 
 
 def test_a_smaller_batch_is_named_where_the_batch_may_not_be_cut() -> None:

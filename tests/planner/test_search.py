@@ -261,10 +261,18 @@ def test_less_memory_never_makes_a_plan_faster() -> None:
 def test_zero_levels_trade_memory_for_traffic() -> None:
     graph = gpt(layers=8, **LARGE)
     pinned = [{"dp_replicate": "8"}, *({"dp_shard": "8", "zero": str(z)} for z in (1, 2, 3))]
-    outcomes = [planned(graph, 32, tp="1", microbatch="4", recompute="none", **f) for f in pinned]
-    memory = [f.best.priced.memory.total for f in outcomes]
-    assert memory == sorted(memory, reverse=True)
-    assert len(set(memory)) == 4
+
+    def memory(microbatch: str) -> list[int]:
+        fixed = {"tp": "1", "microbatch": microbatch, "recompute": "none"}
+        outcomes = [planned(graph, 32, **fixed, **f) for f in pinned]
+        return [f.best.priced.memory.total for f in outcomes]
+
+    several, one = memory("2"), memory("4")
+    assert several == sorted(set(several), reverse=True)
+    # gradients of the only microbatch are reduced as soon as they are made
+    assert one == sorted(one, reverse=True)
+    assert one[1] == one[2]
+    assert len(set(one)) == 3
 
 
 def test_layouts_of_one_data_rank_shard_nothing() -> None:

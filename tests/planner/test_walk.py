@@ -15,7 +15,7 @@ from autopar.planner.planning import plan_captured
 from autopar.pricing.units.activations import activation_lives, kept_by_policy
 from autopar.pricing.units.places import Places
 from autopar.pricing.units.walk import Life, Walk
-from autopar.rules.work import workspace_bytes
+from autopar.rules.work import workspace_back_bytes, workspace_bytes
 from benchmarks.zoo_models import ZOO
 
 
@@ -24,16 +24,18 @@ class Slow:
 
     def __init__(self, places: Places, bodies: Mapping[str, Life], kept: Mapping[str, int]) -> None:
         self.places, self.lowered, self.bodies, self.kept = places, places.lowered, bodies, kept
-        self.peak, self.where = 0, ""
+        self.peak, self.where, self.worst = 0, "", {True: 0, False: 0}
 
     def life(self) -> Life:
         calls = (op.op.attrs["block"] for op in self.lowered.ops if op.bound is None)
         saved = sum(self.places.saved.values()) + sum(self.kept[name] for name in calls)
         self.forward()
         self.backward(saved)
-        return Life(saved, self.peak, self.where)
+        return Life(saved, self.peak, self.where, self.worst[False], self.worst[True])
 
     def note(self, live: int, op: Op) -> None:
+        runs = op.kind == "block"
+        self.worst[runs] = max(self.worst[runs], live)
         if live > self.peak:
             self.peak, self.where = live, str(op.source)
 
@@ -74,6 +76,10 @@ class Slow:
             if ops[i].bound is None:
                 held -= self.kept[op.attrs["block"]]
                 inner = self.bodies[op.attrs["block"]].peak
+            else:
+                bound = ops[i].bound
+                assert bound is not None
+                inner = workspace_back_bytes(bound, ops[i].strategy, self.lowered.mesh)
             self.note(held + sum(gradients.values()) + inner, op)
             held -= sum(size for p, size in places.saved.items() if self.first(p) == i)
             for name in op.outputs:

@@ -78,6 +78,20 @@ def saved_parameters(lowered: Lowered) -> dict[str, int]:
     return numel_of
 
 
+def waiting_bytes(body: Lowered) -> int:
+    """Gradients that a backward in two parts keeps for its second: those that come to ops which
+    read a trained parameter (`autopar.runtime.pytorch.pipeline.split_backward`)."""
+    tensors, made = body.graph.tensors, dict[str, int]()
+    for op in body.ops:
+        read = (tensors[name] for name in op.op.inputs)
+        if op.bound is None or not any(t.role == "parameter" and t.differentiable for t in read):
+            continue
+        for name in op.op.outputs:
+            if tensors[name].differentiable and tensors[name].role == "activation":
+                made[name] = bytes_of(body, name, body.tensors[name].produced)
+    return sum(made.values())
+
+
 def moved_bytes(body: Lowered) -> int:
     """Results of a block's forward collectives on activations."""
     kept = 0

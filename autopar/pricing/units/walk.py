@@ -17,11 +17,14 @@ from autopar.rules.work import workspace_back_bytes, workspace_bytes
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """One pass through a graph: ``saved`` at the end of forward, ``peak`` at the worst moment."""
+    """One pass through a graph: ``saved`` at the end of forward, ``peak`` at the worst moment;
+    ``outside``: at the worst one while no block runs, ``inside``: while one does."""
 
     saved: int
     peak: int
     where: str
+    outside: int = 0
+    inside: int = 0
 
 
 class Moment(NamedTuple):
@@ -61,7 +64,7 @@ class Walk:
         """``bodies``: one call of each block; ``kept``: bytes that it leaves for its backward."""
         left = [kept[name] for name in self.blocks]
         inside = [*(bodies[name].peak for name in self.blocks), 0]
-        peak, where = 0, ""
+        peak, where, worst_of = 0, "", [0, 0]
         worst: Moment | None = None
         for moment in self.moments:
             live = moment.live + inside[moment.block]
@@ -69,10 +72,12 @@ class Walk:
                 live += count * size
             if live > peak:
                 peak, worst = live, moment
+            runs = moment.block >= 0
+            worst_of[runs] = max(worst_of[runs], live)
         if worst is not None:
             where = str(worst.source)
         saved = self.saved + sum(n * size for n, size in zip(self.calls, left, strict=True))
-        return Life(saved, peak, where)
+        return Life(saved, peak, where, *worst_of)
 
 
 def _forward(places: Places, blocks: tuple[str, ...]) -> Iterator[Moment]:
