@@ -22,7 +22,7 @@ several microbatches pieces of gradients are there from the first on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from autopar.nouns.graph import DTYPE_BYTES
@@ -55,13 +55,12 @@ def fullest(summary: Summary, state: StateSharding, life: Life, pieces: int, alo
     of gradients.
 
     How many microbatches a stage of several holds is not known here: what there is when none is
-    left counts as far as it is more than one microbatch.
+    left counts beside them.
     """
     first = pieces if state.microbatches > 1 or not alone else 0
     moments = [
         moment if alone else moment._replace(passing=max(0, moment.passing))
         for moment in _moments(summary, state, life, pieces, first)
-        if alone or moment.passing >= -life.saved
     ]
     return max(moments, key=sum)
 
@@ -81,7 +80,7 @@ def _moments(
     buffers = ahead * (largest if blocks else own).parameters
     passing = life.inside - life.saved
     yield Moment(life.outside - life.saved, resident + buffers, first)
-    behind = resident + _bytes(summary.late, state, state.moved_dtype)
+    behind = resident + _bytes(summary.late, state)[0]
     behind += largest.gradients + largest.buffer
     if split.parameters:
         behind += (1 + state.prefetch) * largest.parameters
@@ -94,18 +93,17 @@ def _moments(
 
 
 def _whole(unit: Unit, state: StateSharding) -> _Whole:
-    trained = _bytes(unit.trained, state, state.moved_dtype)
-    return _Whole(
-        trained + _bytes(unit.frozen, state, state.moved_dtype),
-        trained,
-        _bytes(unit.trained, state, state.reduced_dtype),
-    )
+    trained, buffer = _bytes(unit.trained, state)
+    frozen = _bytes(unit.frozen, state)[0] if unit.frozen else 0
+    return _Whole(trained + frozen, trained, buffer)
 
 
-def _bytes(numel: Mapping[Kind, int], state: StateSharding, dtype: Callable[[str], str]) -> int:
-    """Of elements whose state ranks share, in ``dtype`` of how they are stored."""
-    return sum(
-        n * DTYPE_BYTES[dtype(kind.dtype)]
-        for kind, n in numel.items()
-        if sharers(state.mesh, kind.split) > 1
-    )
+def _bytes(numel: Mapping[Kind, int], state: StateSharding) -> tuple[int, int]:
+    """Of elements whose state ranks share, in the dtypes that they are gathered and reduced in."""
+    gathered = reduced = 0
+    for kind, n in numel.items():
+        ways = sharers(state.mesh, kind.split) if kind.split else state.shard
+        if ways > 1:
+            gathered += n * DTYPE_BYTES[state.moved_dtype(kind.dtype)]
+            reduced += n * DTYPE_BYTES[state.reduced_dtype(kind.dtype)]
+    return gathered, reduced

@@ -72,7 +72,10 @@ class StateSharding:
         return self.mesh.size(REPLICATE)
 
     def moved_dtype(self, dtype: str) -> str:
-        """The dtype in which a parameter is gathered: compute precision under FSDP."""
+        """The dtype in which a parameter is gathered: compute precision under FSDP, that in which
+        it is stored where ranks of a JAX program store the whole."""
+        if self.framework == "jax" and not self.split.parameters:
+            return dtype
         return self.precision if self.fsdp and dtype == "float32" else dtype
 
     def reduced_dtype(self, dtype: str) -> str:

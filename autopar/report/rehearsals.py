@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from autopar.report.units import size
 from autopar.runtime.rehearsal.findings import Finding
 from autopar.runtime.rehearsal.rehearse import PLATFORMS, Rehearsal
 
@@ -37,6 +38,14 @@ def rehearsal_summary(made: Rehearsal) -> RenderableType:
                 "nothing mixes devices, waits, races, or is refused by NCCL"
                 if made.framework == "torch"
                 else "nothing is refused"
+            )
+        )
+    if made.peak_bytes and all(finding.kind != "fails" for finding in made.wrong):
+        rank, held = max(made.peak_bytes.items(), key=lambda one: one[1])
+        parts.append(
+            Text(
+                f"tensors hold at most {size(held)} on a device, on rank {rank} "
+                f"(the plan: {size(made.planned_bytes)})"
             )
         )
     meant = [finding for finding in made.findings if finding.reason]

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -31,12 +31,16 @@ class NotRehearsed(UserError):
 
 @dataclass(frozen=True, slots=True)
 class Rehearsal:
-    """findings: of all ranks that were rehearsed, each once, those that are meant among them."""
+    """findings: of all ranks that were rehearsed, each once, those that are meant among them.
+    peak_bytes: the most that tensors of a rank held in steps of ``train.py``, by rank (PyTorch);
+    planned_bytes: what the plan says of the fullest."""
 
     framework: str
     ranks: tuple[int, ...]
     devices: int
     findings: tuple[Finding, ...]
+    peak_bytes: Mapping[int, int] = field(default_factory=dict)
+    planned_bytes: int = 0
 
     @property
     def wrong(self) -> tuple[Finding, ...]:
@@ -72,7 +76,10 @@ def rehearse(folder: str | Path) -> Rehearsal:
         rows = [json.loads(file.read_text()) for file in made]
     findings = [Finding(**finding) for row in rows for finding in row["findings"]]
     findings += order_of_groups([row["groups"] for row in rows], ranks)
-    return Rehearsal(plan.framework, tuple(ranks), plan.device_count, tuple(_once(findings)))
+    peaks = {row["rank"]: row["peak_bytes"] for row in rows if "peak_bytes" in row}
+    planned = plan.prediction.memory_bytes.allocated
+    once = tuple(_once(findings))
+    return Rehearsal(plan.framework, tuple(ranks), plan.device_count, once, peaks, planned)
 
 
 def python(words: Sequence[str], environment: Mapping[str, str] | None) -> tuple[int, str]:

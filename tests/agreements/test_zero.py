@@ -29,11 +29,20 @@ MESHES = ("dp_shard=4", "dp_replicate=2 x dp_shard=2", "dp_shard=2 x tp=2")
 SIZE = 64
 
 
-def issued(zero: int, mesh: Mesh, microbatches: int, framework: str) -> Counter[tuple[str, str]]:
-    """Bytes of all collectives of one float32 parameter of a block, by kind and axis."""
-    stored = [Stored("w", (SIZE, SIZE), "float32", Sharding(), unit="layer")]
+FROZEN = 3 * SIZE
+
+
+def issued(
+    zero: int, mesh: Mesh, microbatches: int, framework: str, precision: str = "float32"
+) -> Counter[tuple[str, str]]:
+    """Bytes of all collectives of two float32 parameters of a block, of which one is frozen, by
+    kind and axis."""
+    stored = [
+        Stored("w", (SIZE, SIZE), "float32", Sharding(), unit="layer"),
+        Stored("base", (FROZEN, SIZE), "float32", Sharding(), trainable=False, unit="layer"),
+    ]
     entries = state_collectives(
-        stored, mesh, zero, microbatches, "float32", False, framework=framework, loss_bytes=0
+        stored, mesh, zero, microbatches, precision, False, framework=framework, loss_bytes=0
     )
     bytes_of: Counter[tuple[str, str]] = Counter()
     for entry in entries:
@@ -42,23 +51,26 @@ def issued(zero: int, mesh: Mesh, microbatches: int, framework: str) -> Counter[
     return bytes_of
 
 
-def priced(zero: int, mesh: Mesh, microbatches: int) -> Counter[tuple[str, str]]:
+def priced(
+    zero: int, mesh: Mesh, microbatches: int, framework: str, precision: str
+) -> Counter[tuple[str, str]]:
     bytes_of: Counter[tuple[str, str]] = Counter()
-    state = StateSharding(zero, mesh, microbatches, "float32")
-    for _, moved, times in state.traffic(SIZE * SIZE, Kind("float32")):
+    state = StateSharding(zero, mesh, microbatches, precision, framework=framework)
+    for _, moved, times in state.traffic(SIZE * SIZE, Kind("float32"), FROZEN * SIZE):
         bytes_of[moved.kind, moved.axis] += times * moved.size_bytes
     return bytes_of
 
 
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("framework", ["torch", "jax"])
 @pytest.mark.parametrize("microbatches", [1, 3])
 @pytest.mark.parametrize("mesh", MESHES)
 @pytest.mark.parametrize("zero", ZERO_LEVELS)
 def test_what_is_priced_is_what_is_issued(
-    zero: int, mesh: str, microbatches: int, framework: str
+    zero: int, mesh: str, microbatches: int, framework: str, precision: str
 ) -> None:
-    ranks = Mesh.parse(mesh)
-    assert priced(zero, ranks, microbatches) == issued(zero, ranks, microbatches, framework)
+    asked = zero, Mesh.parse(mesh), microbatches, framework, precision
+    assert priced(*asked) == issued(*asked)
 
 
 @pytest.mark.parametrize("exchanges", [True, False])
