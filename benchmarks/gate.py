@@ -163,6 +163,7 @@ def parts() -> list[Part]:
         "choices, verified": ("verified_choices", "--sample", str(CHOSEN), "--seed", str(SEED)),
         "train.py beside run": ("train_files", "--families", TRAINED),
         "rehearsal, planted mistakes": ("rehearsals", "--planted"),
+        "memory, rehearsed": ("torch_memory", "--only", "zero=2,recompute=none"),
         "kernels": ("kernels", "--shapes", "6", "--targets", "90"),
         "planted errors": ("planted_errors", "--sample", str(PLANTED), "--seed", str(SEED)),
     }  # fmt: skip
