@@ -60,4 +60,7 @@ def test_one_gpt_in_both_frameworks_gets_one_plan(fix: dict[str, str]) -> None:
     for choices in ("ops", "shared", "parameters"):
         left, right = getattr(a.spreads[0], choices), getattr(b.spreads[0], choices)
         assert keyed(left, torch) == keyed(right, jax)
-    assert a.prediction.memory_bytes.parameters == b.prediction.memory_bytes.parameters
+    # between steps of ZeRO 1 and 2 FSDP2 stores pieces of parameters, a JAX program the whole
+    pieces = int(fix["dp_shard"]) if fix.get("zero") in ("1", "2") else 1
+    held, whole = (plan.prediction.memory_bytes.parameters for plan in (a, b))
+    assert whole == pieces * held
