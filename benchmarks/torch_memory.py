@@ -12,6 +12,7 @@ libraries take as workspace is in neither.
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import statistics
 import sys
@@ -23,6 +24,7 @@ from typing import Any
 
 from autopar.cli.commands import plan_files, write_plan
 from autopar.files import plan_folder
+from autopar.nouns.layout import pairs_of
 from autopar.planner.planning import plan
 from autopar.runtime.rehearsal.rehearse import stage_ranks
 from benchmarks.figures import Target, show
@@ -37,7 +39,7 @@ LLAMA_8B = "benchmarks/llama3.py:llama_8b"
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A model and its pinned layout. ``held_out``: nothing was changed after looking at it."""
+    """A model and its pinned layout. ``held_out``: no price was changed for it."""
 
     model: str
     fix: str
@@ -95,22 +97,34 @@ CASES = (
 )
 
 
-def row(home: str, name: str) -> dict[str, Any]:
-    """One row of the table; ``name``: the number of its case."""
+def rehearsed(home: str, name: str) -> dict[str, Any]:
+    """``name``: the number of a case, and a rank."""
     from autopar.runtime.rehearsal import worker
 
     sys.stdout = open(os.devnull, "w")
-    case = CASES[int(name.split()[0])]
-    folder = Path(home) / name.split()[0]
-    rank = int(name.split()[1])
-    made = worker.rehearse(folder, rank, trainer=False)
+    number, rank = name.split()
+    made = worker.rehearse(Path(home) / number, int(rank), trainer=False)
     fails = [f"{f['what']} at {f['where']}" for f in made["findings"] if f["kind"] == "fails"]
-    return {"case": case, "name": name, "peak": made["peak_bytes"], "fails": fails}
+    return {"name": name, "peak": made["peak_bytes"], "fails": fails}
 
 
 def lost(name: str, why: str, seconds: float) -> dict[str, Any]:
-    case = CASES[int(name.split()[0])]
-    return {"case": case, "name": name, "peak": 0, "fails": [f"{why} after {seconds:.0f} s"]}
+    return {"name": name, "peak": 0, "fails": [f"{why} after {seconds:.0f} s"]}
+
+
+def row(case: Case, predicted: int, ranks: list[dict[str, Any]]) -> tuple[dict[str, Any], float]:
+    """Of the table, and its error: without bound where a rank did not go through the step."""
+    peak = max(rank["peak"] for rank in ranks)
+    fails = any(rank["fails"] for rank in ranks)
+    error = math.inf if fails else predicted / peak - 1
+    made = {
+        "model": case.model + (" *" if case.held_out else ""),
+        "layout": case.fix,
+        "predicted GB": round(predicted / 1e9, 2),
+        "tensors GB": round(peak / 1e9, 2),
+        "error": "fails" if fails else round(error, 3),
+    }
+    return made, abs(error)
 
 
 def main() -> int:
@@ -125,40 +139,20 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as home:
         names, predicted = [], {}
         for number in chosen:
-            case = CASES[number]
-            made = plan(case.ref, roomy(), dict(part.split("=") for part in case.fix.split(",")))
-            folder = Path(home) / str(number)
+            case, folder = CASES[number], Path(home) / str(number)
+            made = plan(case.ref, roomy(), pairs_of([case.fix]))
             write_plan(made, folder, plan_files(made, folder)[0])
-            predicted[number] = made.plan.prediction.memory_bytes
-            ranks = stage_ranks(plan_folder.read_plan(folder))
-            names += [f"{number} {rank}" for rank in ranks]
-        seen = []
-        for one in each(
-            names,
-            partial(row, home),
-            lost,
-            arguments.jobs,
-            LIMIT_S,
-            ["autopar.runtime.rehearsal.worker"],
-        ):
-            seen.append(one)
+            predicted[number] = made.plan.prediction.memory_bytes.allocated
+            names += [f"{number} {rank}" for rank in stage_ranks(plan_folder.read_plan(folder))]
+        seen: dict[int, list[dict[str, Any]]] = {number: [] for number in chosen}
+        preloaded = ["autopar.runtime.rehearsal.worker"]
+        work = partial(rehearsed, home)
+        for one in each(names, work, lost, arguments.jobs, LIMIT_S, preloaded):
+            seen[int(one["name"].split()[0])].append(one)
             if one["fails"]:
                 print(one["name"], one["fails"], file=sys.stderr, flush=True)
-    rows, off = [], []
-    for number in chosen:
-        case, memory = CASES[number], predicted[number]
-        peak = max(one["peak"] for one in seen if one["name"].split()[0] == str(number))
-        error = memory.allocated / peak - 1 if peak else float("nan")
-        off.append(abs(error))
-        rows.append(
-            {
-                "model": case.model + (" *" if case.held_out else ""),
-                "layout": case.fix,
-                "predicted GB": round(memory.allocated / 1e9, 2),
-                "tensors GB": round(peak / 1e9, 2),
-                "error": round(error, 3),
-            }
-        )
+    made_rows = [row(CASES[number], predicted[number], seen[number]) for number in chosen]
+    rows, off = [made for made, _ in made_rows], [error for _, error in made_rows]
     targets = (
         Target("error at the median", statistics.median(off), MEDIAN),
         Target("largest error", max(off), MOST),
