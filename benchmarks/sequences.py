@@ -30,6 +30,7 @@ LAYOUTS: Mapping[str, Mapping[str, str]] = {
     "tp2 x tp": {"tp2": "2", "tp": "2"},
     "cp 4": {"cp": "4"},
     "rows x heads": {"cp_ring": "2", "cp_head": "2"},
+    "ring over two levels": {"cp_ring": "4", "cp_outer": "2"},
     "heads 4": {"cp_head": "4"},
     "cp 4, ZeRO 3, microbatches, recompute": {
         "cp": "4",
@@ -86,6 +87,7 @@ EXPERTS_TOO: Mapping[str, Mapping[str, str]] = {
 EIGHT: Mapping[str, Mapping[str, str]] = {
     "shard x cp x tp2": {"dp_shard": "2", "cp": "2", "tp2": "2"},
     "pp x cp": {"pp": "2", "cp": "2", "dp_shard": "2"},
+    "ring over two levels": {"cp_ring": "4", "cp_outer": "2", "dp_shard": "2", "zero": "3"},
     "rows x heads x shard": {"cp_ring": "2", "cp_head": "2", "dp_shard": "2"},
 }
 EIGHT_EXPERTS: Mapping[str, Mapping[str, str]] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import NamedTuple
@@ -18,6 +18,7 @@ from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import key
 from autopar.nouns.recompute import FULL, KEEP_ALL, Recompute
 from autopar.rules.narrow import RECIPE, joins, running
+from autopar.rules.notation import Internal
 from autopar.rules.resharding import SHIFT, Collective, Step, collectives
 from autopar.rules.work import busiest, extents, factor_names, kept_share
 
@@ -178,13 +179,25 @@ def internal_collectives(op: LoweredOp, mesh: Mesh, pieces: int = 1) -> Iterator
                 share = kept_share(op.bound.rule, op.strategy, mesh)
                 numel = math.ceil(numel // pieces * share)
             size = numel * DTYPE_BYTES[inside.dtype]
-            times = mesh.size(axis) - 1 if inside.kind == SHIFT else 1
+            times = 1
             times *= 1 if inside.ahead else pieces
-            if inside.back is not None:
-                times = min(times, -(-inside.back // local[each.factor]))
+            if inside.kind == SHIFT:
+                rounds = _rounds(inside, local[each.factor], [mesh.size(a) for a in axes])
+                times *= (rounds[i] - 1) * math.prod(rounds[:i])
             moved = Collective(inside.kind, axis, size)
             most = 1.0 if inside.ahead else busiest(op.bound, op.strategy, mesh)
             yield Inside(inside.direction, moved, times, inside.dtype, most)
+
+
+def _rounds(shift: Internal, rows: int, ways: Sequence[int]) -> list[int]:
+    """Pieces, of so many ``rows``, that a rank has along each axis of a ring, outermost first: an
+    inner ring goes all the way round for each step along the one before. Of what begins ``back``
+    before a rank's own piece the outermost brings no more than that."""
+    rounds = [*ways]
+    if shift.back is not None:
+        behind = -(-shift.back // (rows * math.prod(ways[1:])))
+        rounds[0] = min(rounds[0], 1 + behind)
+    return rounds
 
 
 def _priced(

@@ -9,6 +9,8 @@ dp_replicate   the samples of the batch                   keeps it whole
 dp_shard       the samples of the batch                   shares it, as ZeRO says
 ep             the samples of the batch; experts, where   shares it likewise
                the plan says so
+cp_outer       the batch along its sequences: rings of    shares it likewise
+               cp are one, of two levels, over both
 cp             the batch along its sequences              shares it likewise
 cp_head        the same inside pieces of cp; attention    shares it likewise
                splits heads there
@@ -28,6 +30,7 @@ from types import MappingProxyType
 
 PIPELINE, REPLICATE, SHARD, CONTEXT = "pp dp_replicate dp_shard cp".split()
 HEADS, EXPERT, SECOND_TENSOR, TENSOR = "cp_head ep tp2 tp".split()
+OUTER = "cp_outer"
 MICROBATCH = "microbatch"
 EXPERT_TENSOR = "etp"
 """A degree and no axis: of the ranks of tp, those that split each expert's matrices."""
@@ -58,6 +61,7 @@ TABLE: Mapping[str, Axis] = MappingProxyType(
         REPLICATE: Axis(Role.SAMPLES, "the batch; everything else is whole"),
         SHARD: Axis(Role.SAMPLES, "the batch, and what ZeRO splits", shares=True),
         EXPERT: Axis(Role.SAMPLES, "the batch, and experts", shares=True),
+        OUTER: Axis(Role.SEQUENCES, "sequences, and the outer of two rings", shares=True),
         CONTEXT: Axis(Role.SEQUENCES, "sequences", shares=True),
         HEADS: Axis(Role.SEQUENCES, "sequences, and heads in attention", shares=True),
         SECOND_TENSOR: Axis(Role.OPS, "tensors of the model, beside tp"),
@@ -80,6 +84,8 @@ SHARING = tuple(name for name, axis in TABLE.items() if axis.shares)
 """Their ranks share the state of what they do not split; gradients are summed over them, and over
 replicas."""
 SEQUENCES = of(Role.SEQUENCES)
+RARE = (OUTER, HEADS, SECOND_TENSOR)
+"""Told of a layout where it has them."""
 BATCH = of(Role.SAMPLES, Role.SEQUENCES)
 """They split the batch, in ops as it flows through them."""
 OPS = of(Role.OPS)

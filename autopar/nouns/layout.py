@@ -39,6 +39,7 @@ from autopar.nouns.axes import (
     CONTEXT,
     EXPERT,
     HEADS,
+    OUTER,
     PIPELINE,
     REPLICATE,
     SECOND_TENSOR,
@@ -97,6 +98,8 @@ class Pins:
     cp: int | None = None
     cp_ring: int | None = None
     """Of ``cp``, the ranks among which attention splits rows; ``cp_head``: heads."""
+    cp_outer: int | None = None
+    """Of ``cp_ring``, the rings that one around them joins."""
     cp_head: int | None = None
     ep: int | None = None
     etp: int | None = None
@@ -287,11 +290,14 @@ def along_sequences(pins: Pins) -> Pins:
     """With ``cp``, where it follows from ``cp_ring`` and ``cp_head``.
 
     Raises:
-        LayoutError: ``cp`` is not their product; says what it may be.
+        LayoutError: ``cp`` is not their product, or no two rings make up ``cp_ring``; says what it
+            may be.
     """
     ring, head = pins.cp_ring or 1, pins.cp_head or 1
     if pins.cp is None:
-        return replace(pins, cp=ring * head) if ring * head > 1 else pins
+        pins = replace(pins, cp=ring * head) if ring * head > 1 else pins
+        _check_rings(pins)
+        return pins
     both = pins.cp_ring is not None and pins.cp_head is not None
     if pins.cp % (ring * head) or (both and pins.cp != ring * head):
         product = " x ".join(
@@ -304,7 +310,24 @@ def along_sequences(pins: Pins) -> Pins:
             f"{'makes ' + str(ring * head) if both else 'does not divide it'}; leave cp out, or "
             f"take {'cp=' + str(ring * head) if both else 'a divisor of ' + str(pins.cp)}"
         )
+    _check_rings(pins)
     return pins
+
+
+def _check_rings(pins: Pins) -> None:
+    """Raises `LayoutError` where ``cp_outer`` rings of several ranks do not make up the ranks among
+    which attention splits rows."""
+    if pins.cp_outer in (None, 1):
+        return
+    ranks = pins.cp_ring or (pins.cp or 1) // (pins.cp_head or 1)
+    may = [n for n in divisors(ranks) if n < ranks]
+    if pins.cp_outer not in may:
+        among = f"the {ranks} ranks that split rows of attention" if ranks > 1 else "no ranks"
+        also = f"cp_outer may be {alternatives(may)}" if may else "give cp_ring=4 or more with it"
+        raise LayoutError(
+            f"--fix cp_outer={pins.cp_outer} joins as many rings of several ranks each into one of "
+            f"two levels, and there are {among}; {also}"
+        )
 
 
 @dataclass(frozen=True)
@@ -321,6 +344,8 @@ class Layout:
     cp: int = 1
     cp_head: int = 1
     """Of ``cp``, the ranks among which attention splits heads."""
+    cp_outer: int = 1
+    """Of ``cp_ring``, the rings that one around them joins."""
     ep: int = 1
     pp: int = 1
     zero: int = 1
@@ -378,7 +403,14 @@ class Layout:
     def pins(self) -> Pins:
         """All choices, but for those that most layouts leave alone and this one too."""
         every = {name: getattr(self, name) for name in NAMES if name not in _NOT_OF_LAYOUTS}
-        rare = {HEADS: 1, SECOND_TENSOR: 1, "etp": 0, "offload": OFFLOAD[0], "uneven": False}
+        rare = {
+            OUTER: 1,
+            HEADS: 1,
+            SECOND_TENSOR: 1,
+            "etp": 0,
+            "offload": OFFLOAD[0],
+            "uneven": False,
+        }
         return Pins(**{n: v for n, v in every.items() if n not in rare or v != rare[n]})
 
     def shortest(self) -> Pins:

@@ -19,7 +19,9 @@ from autopar.nouns.axes import (
     CONTEXT,
     EXPERT,
     HEADS,
+    OUTER,
     PIPELINE,
+    RARE,
     REPLICATE,
     SECOND_TENSOR,
     SHARD,
@@ -261,9 +263,9 @@ class Plan:
     def degrees(self) -> dict[str, int]:
         """The largest of any stage, and ``pp``: groups of devices that hold stages. Of rare axes
         those that there are."""
-        names = (REPLICATE, SHARD, TENSOR, CONTEXT, EXPERT, HEADS, SECOND_TENSOR)
+        names = (REPLICATE, SHARD, TENSOR, OUTER, CONTEXT, EXPERT, HEADS, SECOND_TENSOR)
         sizes = {name: max(self.mesh(s).size(name) for s in self.stages) for name in names}
-        rare = {n for n in (HEADS, SECOND_TENSOR) if sizes[n] == 1}
+        rare = {n for n in RARE if sizes[n] == 1}
         return {
             **{n: size for n, size in sizes.items() if n not in rare},
             PIPELINE: len(self.groups),

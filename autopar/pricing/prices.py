@@ -18,6 +18,7 @@ from autopar.nouns.graph import Tensor
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import key
 from autopar.pricing.narrow import added_of, again_s, settled
+from autopar.pricing.rings import bare
 from autopar.pricing.software.figures import Figures
 from autopar.pricing.software.trainer import Trainer
 from autopar.pricing.units.moves import move_time_s
@@ -111,18 +112,23 @@ class Prices:
         """(forward, backward) picoseconds of the op's own collectives that its compute leaves bare,
         where tokens travel at once. ``scope``: the block whose body it lies in.
 
-        What passes around a ring of n ranks does so while all of its n blocks but one compute.
+        What passes around a ring of n ranks does so while all of its n blocks but one compute; and
+        around a ring of rings, while all rounds of the inner ones but one run.
         """
-        moved = {"forward": 0, "backward": 0}
-        ways = 1
+        shown = {"forward": 0, "backward": 0}
+        rings: dict[str, dict[str, tuple[int, int]]] = {"forward": {}, "backward": {}}
         for inside in internal_collectives(op, self.mesh):
-            moved[inside.direction] += inside.times * self.collective(inside.largest)
-            ways = max(ways, inside.times + 1 if inside.collective.kind == SHIFT else 1)
-        if ways > 1:
-            computed = self.compute(op, tensors, scope)
-            hides = [picoseconds * (ways - 1) // ways for picoseconds in computed]
-            return max(moved["forward"] - hides[0], 0), max(moved["backward"] - hides[1], 0)
-        return moved["forward"], moved["backward"]
+            taken, ring = inside.times * self.collective(inside.largest), rings[inside.direction]
+            if inside.collective.kind == SHIFT:
+                _, before = ring.get(inside.collective.axis, (0, 0))
+                ring[inside.collective.axis] = (inside.times, before + taken)
+            else:
+                shown[inside.direction] += taken
+        if rings["forward"] or rings["backward"]:
+            forward, backward = self.compute(op, tensors, scope)
+            shown["forward"] += bare(forward, list(rings["forward"].values()))
+            shown["backward"] += bare(backward, list(rings["backward"].values()))
+        return shown["forward"], shown["backward"]
 
     def compute(
         self, op: LoweredOp, tensors: Mapping[str, Tensor], scope: str | None

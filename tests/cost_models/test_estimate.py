@@ -295,6 +295,7 @@ def test_heads_of_a_sequence_are_priced_as_software_that_trades_them() -> None:
         ("tp=4,cp_head=16", "tp 4 x cp_head 16 does not divide heads 24"),
         ("tp=2,cp=4,cp_head=3", "does not divide it"),
         ("tp=2,tp2=2", "split tensors over tp alone"),
+        ("cp_ring=4,cp_outer=2", "pass around one ring"),
     ],
 )
 def test_what_ranks_of_a_sequence_cannot_do_says_what_they_can(fix: str, says: str) -> None:

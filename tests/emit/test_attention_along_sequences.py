@@ -32,6 +32,8 @@ WAYS = {
     "dp_shard=2 x cp=2": ("cp:g", "cp:ring"),
     "cp=2 x tp=2": ("tp:g", "cp:g", "cp:ring tp:g", "cp:ring"),
     "cp=2 x cp_head=2": ("cp_head:g", "cp:ring cp_head:g"),
+    "cp_outer=2 x cp=2": ("whole", "cp_outer:ring cp:ring"),
+    "cp_outer=2 x cp=2 x cp_head=2": ("cp_outer:ring cp:ring cp_head:g",),
 }
 """What the plan says of attention, by mesh; nothing: keys and values are gathered."""
 
@@ -105,6 +107,8 @@ def test_right_and_priced_as_issued(name: str, mesh: str, way: str) -> None:
         ("cp=4", "whole"),
         ("cp=4", "cp:ring"),
         ("cp=2 x cp_head=2", "cp:ring cp_head:g"),
+        ("cp_outer=2 x cp=2", "cp_outer:ring cp:ring"),
+        ("cp_outer=4 x cp=2", "cp_outer:ring cp:ring"),
     ],
 )
 def test_windows(mesh: str, way: str, window: int) -> None:

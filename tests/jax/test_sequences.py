@@ -22,11 +22,13 @@ from tests.jax.planned import made, made_of
 
 ROWS = {"cp_ring": "4", "tp": "2"}
 MIX = {"cp_ring": "2", "cp_head": "2", "dp_shard": "2", "zero": "3"}
+LEVELS = {"cp_ring": "4", "cp_outer": "2", "dp_shard": "2", "zero": "2"}
 RING = {"cp": "2", "dp_shard": "4", "zero": "2", "microbatch": "1"}
 
 
 @pytest.mark.parametrize(
-    ("name", "fix"), [("llama", ROWS), ("llama", MIX), ("gpt_two_layers", RING)]
+    ("name", "fix"),
+    [("llama", ROWS), ("llama", MIX), ("gpt_two_layers", RING), ("llama", LEVELS)],
 )
 def test_programs_compute_what_the_model_does(name: str, fix: Mapping[str, str]) -> None:
     program = made(name, fix)
@@ -43,6 +45,7 @@ def test_what_a_program_says() -> None:
     assert re.search(r'rows="cp",\s+order="zigzag"', text)
     ring = made("gpt_two_layers", RING).text
     assert 'ring_attention(q, k, v, causal=True, ring="cp", order="zigzag")' in ring
+    assert re.search(r'ring=\("cp_outer", "cp"\),\s+order="zigzag"', made("llama", LEVELS).text)
     mixed = made("llama", MIX).text
     assert '"tokens": P(None, "dp_shard", ("cp", "cp_head")),' in mixed
     assert 'all_to_all(q, split=1, concat=2, axis="cp_head", zigzag=2)' in mixed

@@ -44,7 +44,7 @@ def test_pins_read_back(pins: Pins) -> None:
 def layouts(draw: st.DrawFn) -> Layout:
     interleave = draw(st.sampled_from([1, 2]))
     choices: dict[str, Any] = {name: draw(st.sampled_from([1, 2, 4])) for name in AXES}
-    choices |= {"cp_head": 1, "tp2": 1}  # what figures alone do not price
+    choices |= {"cp_outer": 1, "cp_head": 1, "tp2": 1}  # what figures alone do not price
     return Layout(
         global_batch=draw(COUNTS),
         microbatch=draw(COUNTS),

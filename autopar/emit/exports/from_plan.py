@@ -17,6 +17,7 @@ from autopar.nouns.axes import (
     EXPERT,
     EXPERT_TENSOR,
     HEADS,
+    OUTER,
     PIPELINE,
     REPLICATE,
     SECOND_TENSOR,
@@ -103,6 +104,11 @@ def _degrees(plan: Plan, graph: Graph) -> dict[str, Any]:
         raise UserError(
             f"the plan splits tensors over two axes, tp2 {plan.degrees[SECOND_TENSOR]} beside tp, "
             "and other trainers have one: plan again with --fix tp2=1"
+        )
+    if degrees.pop(OUTER, 1) > 1:
+        raise UserError(
+            f"keys and values pass around rings of two levels, cp_outer {plan.degrees[OUTER]} "
+            "beside cp, and other trainers have one ring: plan again with --fix cp_outer=1"
         )
     trades = any(choice in HEADS_OF_ATTENTION for choice in _attention(plan, graph))
     degrees |= {CONTEXT: rows * heads, HEADS: rows * heads if trades else heads}

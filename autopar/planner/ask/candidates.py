@@ -14,6 +14,7 @@ from autopar.nouns.axes import (
     CONTEXT,
     EXPERT,
     HEADS,
+    OUTER,
     REPLICATE,
     SAMPLES,
     SECOND_TENSOR,
@@ -58,9 +59,13 @@ class Candidate:
         return self.data * self.model.ways(SAMPLES)
 
 
-def model_mesh(tp: int, tp2: int = 1, ring: int = 1, head: int = 1, ep: int = 1) -> Mesh:
-    """Of a candidate; experts and sequences have axes where these are split."""
-    sizes = {EXPERT: ep, CONTEXT: ring, HEADS: head, SECOND_TENSOR: tp2, TENSOR: tp}
+def model_mesh(
+    tp: int, tp2: int = 1, ring: int = 1, head: int = 1, ep: int = 1, outer: int = 1
+) -> Mesh:
+    """Of a candidate; experts and sequences have axes where these are split. ``outer``: the rings
+    that make up the ``ring``."""
+    sizes = {EXPERT: ep, OUTER: outer, CONTEXT: ring // outer, HEADS: head, SECOND_TENSOR: tp2}
+    sizes[TENSOR] = tp
     used = tuple(axis for axis, size in sizes.items() if size > 1 or axis == TENSOR)
     return Mesh(used, tuple(sizes[axis] for axis in used))
 
@@ -85,6 +90,18 @@ def _near_splits(cp: int, near: int) -> list[tuple[int, int]]:
     most = max((n for n in divisors(cp) if n <= near), default=1)
     heads = [n for n in (most, 2 * most) if 1 < n < cp and cp % n == 0]
     return [(cp, 1), *((cp // n, n) for n in heads)]
+
+
+def _rings(pins: Pins, ring: int, near: int) -> list[int]:
+    """Into how many rings, which one joins, the ``ring`` may be split: none; and where it is longer
+    than the ``near`` ranks that fast links join, so that each is among these. Then what passes
+    between hosts does so from every rank at once and a whole round ahead (BurstAttention,
+    LoongTrain).
+    """
+    if pins.cp_outer is None:
+        return [1, ring // near] if 1 < near < ring and ring % near == 0 else [1]
+    whole = ring % pins.cp_outer == 0 and ring > pins.cp_outer
+    return [pins.cp_outer] if whole or pins.cp_outer == 1 else []
 
 
 def degrees_text(mesh: Mesh, between: str = " ") -> str:
@@ -136,7 +153,7 @@ def candidates(
     if not any(ranks.values()):
         raise LayoutError(f"--fix {pins} does not make up {devices} devices of a stage")
     possible = [
-        Candidate(data // ep, model_mesh(rest // data, beside, ring, head, ep), count)
+        Candidate(data // ep, model_mesh(rest // data, beside, ring, head, ep, outer), count)
         for cp, listed in ranks.items()
         for rest in (devices // (cp * beside),)
         for data in listed
@@ -145,6 +162,7 @@ def candidates(
             if pins.cp
             else _near_splits(cp, sharing.near // (rest // data))
         )
+        for outer in _rings(pins, ring, sharing.near // (rest // data * head))
         for ep in _borrowed(data, pins, sharing.experts)
         if batch % data == 0
         for count in _microbatches(batch // data, pins.microbatch)

@@ -1,11 +1,11 @@
 """What ``--fix`` pins of a model, and which of it the cluster allows.
 
 The degrees make up the devices: ``dp_replicate x dp_shard x cp x tp2 x tp x pp = devices``; ``cp``
-is ``cp_ring x cp_head``, and ``ep`` borrows ranks of ``dp_shard``, ``cp`` and ``tp``; ``etp`` is
-1 or ``tp``: whether ``tp`` splits the matrices of each expert. A microbatch has ``microbatch``
-samples on each data rank: ``batch = dp_replicate x dp_shard x microbatch x microbatches``. The
-first is checked here, before any model is captured; the second with the batch
-(`autopar.planner.ask.candidates`).
+is ``cp_ring x cp_head``, of ``cp_ring`` ``cp_outer`` rings make up one of two levels, and ``ep``
+borrows ranks of ``dp_shard``, ``cp`` and ``tp``; ``etp`` is 1 or ``tp``: whether ``tp`` splits the
+matrices of each expert. A microbatch has ``microbatch`` samples on each data rank: ``batch =
+dp_replicate x dp_shard x microbatch x microbatches``. The first is checked here, before any model
+is captured; the second with the batch (`autopar.planner.ask.candidates`).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from autopar.nouns.axes import (
     EXPERT,
     EXPERT_TENSOR,
     HEADS,
+    OUTER,
     PIPELINE,
     REPLICATE,
     SECOND_TENSOR,
@@ -51,6 +52,7 @@ CHOICES = (
     *DEGREES,
     CONTEXT,
     RING_RANKS,
+    OUTER,
     HEADS,
     SECOND_TENSOR,
     EXPERT,

@@ -62,6 +62,11 @@ def read_pins(pairs: Mapping[str, str]) -> Pins:
             f"--fix tp2={pins.tp2}: layouts of architecture figures split tensors over tp alone so "
             "far; say tp alone, or give `autopar plan` a model"
         )
+    if pins.cp_outer not in (None, 1):
+        raise LayoutError(
+            f"--fix cp_outer={pins.cp_outer}: keys and values pass around one ring in layouts of "
+            "architecture figures so far; leave it out, or give `autopar plan` a model"
+        )
     if pins.bucket or pins.reduce or pins.all_reduce:
         raise LayoutError(
             f"--fix {pins}: layouts of architecture figures have the buckets, dtypes and "

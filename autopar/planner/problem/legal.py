@@ -7,7 +7,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 
 from autopar.lowering.lowered import BATCH_AXES
-from autopar.nouns.axes import CONTEXT, EXPERT, HEADS, MICROBATCH, REPLICATE, SHARD
+from autopar.nouns.axes import CONTEXT, EXPERT, HEADS, MICROBATCH, OUTER, REPLICATE, SHARD
 from autopar.nouns.graph import Graph, Op
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import key
@@ -123,6 +123,8 @@ class Legal:
             raise NoStrategy(
                 f"op {op.kind} at {op.source} cannot be cut by {self.mesh} (rule {bound})"
             )
+        if OUTER in pinned:
+            legal = _rings_of_rings(legal, bound)
         taken = {samples, *restricted(bound.rule)} & bound.factors.keys()
         if taken:
             legal = [s for s in legal if all(s.on(a) not in taken for a in self.model_axes)]
@@ -156,7 +158,7 @@ class Legal:
         if axis == MICROBATCH:
             return (usual,)
         others = alternatives(bound, axis, usual, self.cut.samples.choices[where])
-        if apart or (axis == CONTEXT and self.rows):
+        if apart or axis == OUTER or (axis == CONTEXT and (self.rows or self.mesh.size(OUTER) > 1)):
             others = tuple(choice for choice in others if choice not in bound.factors)
         if axis == HEADS and others and restricted(bound.rule).intersection(bound.splits(usual)):
             return tuple(choice for choice in others if choice in bound.factors)
@@ -190,3 +192,10 @@ class Legal:
             for name in bound.splits(choice):
                 ways[name] = ways.get(name, 1) * self.mesh.size(axis)
         return ways
+
+
+def _rings_of_rings(legal: list[Strategy], bound: BoundRule) -> list[Strategy]:
+    """Those whose two rings are one; or, of an op that has no ring, that do the same along both."""
+    alike = [s for s in legal if s.on(OUTER) == s.on(CONTEXT)]
+    known = ((s, bound.rule.implemented(s.on(OUTER))) for s in alike)
+    return [s for s, row in known if row is not None and row.also] or alike

@@ -24,7 +24,7 @@ PIPELINE = "pp"
 """The mesh axis along which stages lie."""
 SAMPLE_AXES = ("dp_replicate", SHARD, "ep")
 """The mesh axes that split samples."""
-SEQUENCE_AXES = ("cp", "cp_head")
+SEQUENCE_AXES = ("cp_outer", "cp", "cp_head")
 """Those that split the tokens of each sample."""
 DATA_AXES = (*SAMPLE_AXES, *SEQUENCE_AXES)
 """Those that split the batch."""

@@ -17,6 +17,7 @@ from autopar.files.cluster_file import load_cluster
 from autopar.files.imports.readers import READERS
 from autopar.frontends.pytorch import capture
 from autopar.frontends.shared.captured import Captured
+from autopar.nouns.errors import UserError
 from autopar.nouns.workload import Workload
 from autopar.planner.ask.resized import resized
 from autopar.planner.planning import plan_captured
@@ -99,6 +100,14 @@ def test_plans_come_back_or_are_refused_by_name(target: str, name: str) -> None:
     x = setup.layout
     back = layout_of(READERS[target](text, file), x.device_count, x.global_batch)
     assert {n: getattr(back, n) for n in SHAPES} == {n: getattr(x, n) for n in SHAPES}
+
+
+def test_rings_of_two_levels_are_refused_by_name() -> None:
+    workload, captured = model("llama")
+    fix = {"cp_ring": "4", "cp_outer": "2"}
+    made = plan_captured(captured, workload, CLUSTER, "m.py", fix)
+    with pytest.raises(UserError, match=r"cp_outer 2 .* plan again with --fix cp_outer=1"):
+        setup_of(made.plan, captured.graph, captured.batch, made.cluster)
 
 
 @pytest.mark.parametrize("target", ["maxtext", "levanter", "axlearn", "transformers"])
