@@ -11,12 +11,10 @@ import torch
 from torch import Tensor, nn
 
 import autopar
-from autopar.cli.commands import plan_files
-from autopar.files import plan_folder
 from autopar.frontends.pytorch.capture import capture
 from autopar.frontends.pytorch.errors import CaptureError
-from autopar.planner import plan
 from autopar.runtime.jobs.launch import verify_many
+from benchmarks.planned import planned_in
 from tests.plans import cluster_text
 
 MODEL = '''
@@ -94,13 +92,10 @@ def test_rows_of_branches_that_run_for_none_are_as_they_were(tmp_path: Path) -> 
     model, cluster = tmp_path / "model.py", tmp_path / "cluster.yaml"
     model.write_text(MODEL)
     cluster.write_text(cluster_text(2))
-    folders = []
-    for pins in ({"dp_replicate": "2"}, {"tp": "2"}):
-        planned = plan(f"{model}:workload", str(cluster), pins)
-        folders.append(tmp_path / "-".join(pins))
-        files, _ = plan_files(planned, folders[-1])
-        plan_folder.write(folders[-1], files)
-    assert [verified.passed for verified in verify_many(folders)] == [True, True]
+    layouts = {"data": {"dp_replicate": "2"}, "tensor": {"tp": "2"}}
+    folders, refused = planned_in(f"{model}:workload", tmp_path, layouts, str(cluster))
+    assert not refused
+    assert [verified.passed for verified in verify_many(list(folders.values()))] == [True, True]
 
 
 def counted(x: Tensor, mask: Tensor) -> Tensor:

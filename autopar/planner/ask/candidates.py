@@ -86,9 +86,10 @@ def sequence_splits(pins: Pins, cp: int) -> list[tuple[int, int]]:
 
 def _near_splits(cp: int, near: int) -> list[tuple[int, int]]:
     """(rows, heads) of what is not pinned: rows alone; heads among the ranks of ``cp`` that fast
-    links join, ``near`` of them; and among twice as many: with few heads of keys, less may move."""
+    links join, ``near`` of them; and among twice as many or half: with few heads of keys, less may
+    move."""
     most = max((n for n in divisors(cp) if n <= near), default=1)
-    heads = [n for n in (most, 2 * most) if 1 < n < cp and cp % n == 0]
+    heads = [n for n in (most, 2 * most, most // 2) if 1 < n < cp and cp % n == 0]
     return [(cp, 1), *((cp // n, n) for n in heads)]
 
 
