@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from autopar.cost_models.compute import update_time_s
+from autopar.cost_models.compute import added_time_s, update_time_s
 from autopar.lowering.state import split_of
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.graph import DTYPE_BYTES, Tensor
@@ -40,9 +40,10 @@ class StatePrices:
             seconds += self.exposed * times * moved.size_bytes * slope
         if not tensor.differentiable:
             return round(seconds * PICOSECONDS)
+        gradient = numel * DTYPE_BYTES[tensor.dtype]
+        seconds += self.sharding.microbatches * gradient * self._added_slope()
         for axis, placement in stored.placements:
             if placement.kind == "D":
-                gradient = numel * DTYPE_BYTES[tensor.dtype]
                 seconds += gradient * self._slope("all_reduce", axis)
         updated = self.sharding.update_bytes(numel, kind)
         seconds += updated * self._update_slope()
@@ -69,6 +70,11 @@ class StatePrices:
         device, optimizer = self.cluster.device, self.sharding.optimizer
         one = update_time_s(device, _LARGE, optimizer)
         return (update_time_s(device, 2 * _LARGE, optimizer) - one) / _LARGE
+
+    def _added_slope(self) -> float:
+        """Seconds per byte of adding gradients to those of the microbatches before."""
+        device = self.cluster.device
+        return (added_time_s(device, 2 * _LARGE) - added_time_s(device, _LARGE)) / _LARGE
 
     def _slope(self, kind: str, axis: str) -> float:
         """Seconds per byte of a large collective."""

@@ -23,6 +23,8 @@ from autopar.pricing.priced import price
 
 REFINEMENTS = 3
 """Rounds of search and simulation until the exposed share of traffic settles."""
+SLOWED = 1.1
+"""Times what a candidate promises, what it must take as it fits for a leaner sharding."""
 AGREED = 0.01
 """Difference of exposed shares that counts as settled."""
 
@@ -56,7 +58,21 @@ class OneStage:
             if self._relieves(solved, answer, now):
                 relieved.append(self._answer(solved, offloaded(answer.decided.layout)))
                 now = yield from offers(now, relieved[-1:])
-        return (yield from self._squeeze_faster(solved, relieved, now))
+        now = yield from self._squeeze_faster(solved, relieved, now)
+        return (yield from self._lean(solved, answers, now))
+
+    def _lean(self, solved: Solved, answers: Sequence[Answer], now: Standings) -> Steps:
+        """Where memory takes much of what a candidate promises, as by blocks that run again: solves
+        it for ranks that hold nearly as little as any, and offers what is fastest then."""
+        fitting = [a.priced.time.total_s for a in answers if _fits(a)]
+        promised = min(fitting, default=float("inf")) > SLOWED * solved.bound_s
+        limit = solved.lean_limit
+        if not promised or limit is None or not self._would_fit(solved, answers, now):
+            return now
+        lean = solve(self.question, solved.candidate, self.solver, None, limit, solved.posed)
+        if lean is None or lean.bound_s >= now.best_s:
+            return now
+        return (yield from offers(now, self.answers(lean)))
 
     def _lightened(self, solved: Solved, answers: Sequence[Answer]) -> list[Answer]:
         """What fits where all blocks recompute and not where they keep products, with as few blocks
@@ -95,6 +111,14 @@ class OneStage:
         if memory.fits or (hopeless and now.best is not None):
             return False
         return answer.priced.time.total_s + late_s < now.best_s
+
+    def _would_fit(self, solved: Solved, answers: Sequence[Answer], now: Standings) -> bool:
+        """Whether one that would be faster than the best plan fits without what other shardings may
+        free."""
+        share, _ = overhead(solved.summary.packages, self.question.cluster.device)
+        freed = (1 + share) * solved.squeezable
+        faster = (a.priced.memory for a in answers if a.priced.time.total_s < now.best_s)
+        return any(not m.fits and m.total - freed <= m.limit for m in faster)
 
     def _squeeze(self, solved: Solved, tightest: Answer) -> list[Answer]:
         """Solves again with a price on memory, so that the tightest layout may fit after all."""

@@ -32,6 +32,11 @@ from autopar.pricing.summary import Summary, summarise
 from autopar.pricing.tp_pieces import chosen
 from autopar.rules.strategies import DEFER, NOTHING, PASS_PARTIAL, Strategy
 
+HOLDS_MORE = 1.25
+"""Times the least that ranks may hold, above which a lean sharding is looked for."""
+MORE = 0.1
+"""Of what the fastest sharding holds more than the least, what one that holds little may."""
+
 
 @dataclass(frozen=True, slots=True)
 class Charged:
@@ -82,6 +87,14 @@ class Solved:
     def squeezable(self) -> int:
         """Bytes that other shardings may free."""
         return self.solution.peak - least_used(self.folded.problem)
+
+    @property
+    def lean_limit(self) -> int | None:
+        """Bytes near the least that any sharding holds; None where this one holds little more."""
+        least = least_used(self.folded.problem)
+        if self.solution.peak <= HOLDS_MORE * least:
+            return None
+        return int(least + MORE * (self.solution.peak - least))
 
     @property
     def repeats(self) -> bool:

@@ -22,7 +22,6 @@ from autopar.nouns.recompute import KEEP_ALL, Recompute
 from autopar.nouns.zero import ZERO
 from autopar.planner.ask.candidates import Candidate, StateLayout, model_mesh
 from autopar.planner.ask.question import Question
-from autopar.planner.problem.posed import least_used
 from autopar.planner.problem.solving import Solver
 from autopar.planner.solve.solved import Charged, Solved, hidden, solve
 from autopar.planner.staged.shapes import FASTEST, MOVING_LESS, Shape
@@ -31,11 +30,6 @@ from autopar.pricing.pipeline import Figure, PipelinePrices
 from autopar.pricing.runs import Table
 from autopar.pricing.stage_time import StageTime, stage_time
 from autopar.pricing.state import StateSharding
-
-HOLDS_MORE = 1.25
-"""Times the least that ranks may hold, above which a lean sharding is looked for."""
-MORE = 0.1
-"""Of what the fastest sharding holds more than the least, what one that holds little may."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,9 +212,9 @@ class Models:
         near the least that any holds; None where that is one which there is already."""
         if fastest is None:
             return None
-        posed, solution = fastest.solved.posed, fastest.solved.solution
-        least = least_used(fastest.solved.folded.problem)
-        if solution.peak <= HOLDS_MORE * least:
+        posed = fastest.solved.posed
+        lean_limit = fastest.solved.lean_limit
+        if lean_limit is None:
             return None
         candidate, charged, limit = fastest.solved.candidate, None, None
         if shape.lean == MOVING_LESS:
@@ -229,7 +223,7 @@ class Models:
             exposed = shape.candidate.microbatches / passes
             charged = Charged(hidden(candidate.data).layout, exposed)
         else:
-            limit = int(least + MORE * (solution.peak - least))
+            limit = lean_limit
         solved = solve(self.question, candidate, self.solver, charged, limit, posed)
         if solved is None or solved.repeats:
             return None
