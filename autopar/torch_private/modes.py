@@ -1,6 +1,6 @@
 """States that torch's functions run in: fake tensors, dispatch modes, autocast, gradients."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -45,3 +45,22 @@ def uncounted(mode: Any) -> Iterator[None]:
     finally:
         mode.func_counter.clear()
         mode.func_counter.update(before)
+
+
+@contextmanager
+def fakes_copied_by(copy: Callable[[FakeTensor, dict[int, Any]], torch.Tensor]) -> Iterator[None]:
+    """Inside, ``copy.deepcopy`` of a fake tensor is ``copy`` of it and the memo.
+
+    Torch's own copies the attributes of the tensor, and so its mode with all that this knows: weak
+    references to storages among them, whose memory is freed twice then (torch 2.13), and constants,
+    which a copy under the mode refuses.
+    """
+
+    def copied(self: FakeTensor, memo: dict[int, Any]) -> torch.Tensor:
+        return copy(self, memo)
+
+    FakeTensor.__deepcopy__ = copied  # type: ignore[assignment, method-assign]
+    try:
+        yield
+    finally:
+        del FakeTensor.__deepcopy__

@@ -6,16 +6,23 @@ writes, and which it overwrites whole. `autopar.runtime.pytorch.initialize` repl
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
 
-from autopar.torch_private.modes import FakeTensor, FakeTensorMode, TorchDispatchMode, without_modes
+from autopar.torch_private.modes import (
+    FakeTensor,
+    FakeTensorMode,
+    TorchDispatchMode,
+    fakes_copied_by,
+    without_modes,
+)
 from autopar.torch_private.modules import truncated_normal
 from autopar.torch_private.ops import schema_of
 from autopar.torch_private.tensors import memory_of, tree_map_only
@@ -175,6 +182,37 @@ def named_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
                 yield f"{path}.{name}" if path else name, value
 
 
+@dataclass(slots=True)
+class _Copies:
+    """What ``copy.deepcopy`` makes of a tensor: one of its own memory, which a parameter has
+    anyway. Copies of buffers that share memory would share it too: these are not followed."""
+
+    recorder: _Recorder
+    _shared: dict[tuple[int, int], int] = field(default_factory=dict)
+    """By the memo of a copy and the storage of a tensor, the tensor that it is of."""
+
+    def __call__(self, tensor: FakeTensor, memo: dict[int, Any]) -> torch.Tensor:
+        if id(tensor) in memo:
+            return cast(torch.Tensor, memo[id(tensor)])
+        if not tensor.is_leaf:
+            raise Untrusted("it copies a tensor that was computed with gradients")
+        parameter = isinstance(tensor, nn.Parameter)
+        place = id(memo), self.recorder.view(tensor).storage
+        if not parameter and self._shared.setdefault(place, id(tensor)) != id(tensor):
+            raise Untrusted("it copies tensors that share memory")
+        with torch.no_grad():
+            made: torch.Tensor = tensor.detach().clone()
+        if parameter:  # whose attributes are not copied
+            memo[id(tensor)] = nn.Parameter(made, tensor.requires_grad)
+            return cast(torch.Tensor, memo[id(tensor)])
+        memo[id(tensor)] = made
+        made.requires_grad_(tensor.requires_grad)
+        for name, value in vars(tensor).items():
+            if name not in vars(made):
+                setattr(made, name, copy.deepcopy(value, memo))
+        return made
+
+
 @contextmanager
 def _watched(recorder: _Recorder) -> Iterator[None]:
     """Inside, seeding is refused and the one initialiser that reads its values is written down.
@@ -195,7 +233,7 @@ def _watched(recorder: _Recorder) -> Iterator[None]:
 
     torch.manual_seed = torch.set_rng_state = refuse
     try:
-        with truncated_normal(stub):
+        with truncated_normal(stub), fakes_copied_by(_Copies(recorder)):
             yield
     finally:
         torch.manual_seed, torch.set_rng_state = seeds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import subprocess
 import sys
@@ -26,6 +27,34 @@ SMALL = {
     "num_attention_heads": 4,
     "vocab_size": 101,
 }
+
+
+class Copied(nn.Module):
+    """A stem with norms and what copies make of layers: norms count in tensors that stand for real
+    ones under fake tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8))
+        self.encoder = nn.TransformerEncoder(
+            nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 3
+        )
+        block = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))
+        self.blocks = nn.ModuleList(copy.deepcopy(block) for _ in range(3))
+
+
+class Shares(nn.Module):
+    """Two buffers of one memory are copied together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        pair = nn.Module()
+        first = torch.rand(4)
+        pair.register_buffer("first", first)
+        pair.register_buffer("second", first[1:])
+        self.weight = nn.Parameter(torch.rand(4))
+        self.copied = copy.deepcopy(pair)
+
 
 FAMILIES: dict[str, Callable[[], nn.Module]] = {
     "gpt2": lambda: hf.GPT2LMHeadModel(
@@ -55,6 +84,7 @@ FAMILIES: dict[str, Callable[[], nn.Module]] = {
     ),
     "transformer": lambda: nn.Transformer(32, 4, 2, 2, 64, batch_first=True),
     "lstm": lambda: nn.LSTM(16, 16, 2),
+    "copied": Copied,
 }  # fmt: skip
 
 
@@ -114,7 +144,13 @@ class Generates(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("make", "why"), [(Reads, "_local_scalar_dense"), (Seeds, "sets the state"), (Generates, "own")]
+    ("make", "why"),
+    [
+        (Reads, "_local_scalar_dense"),
+        (Seeds, "sets the state"),
+        (Generates, "own"),
+        (Shares, "share memory"),
+    ],
 )
 def test_what_cannot_be_replayed_is_built_whole_and_said(make: type[nn.Module], why: str) -> None:
     torch.manual_seed(1)
