@@ -115,8 +115,8 @@ def preferred(name: str, kind: str) -> str:
 
 
 def first_free(hints: Iterable[str], taken: Iterable[str]) -> str:
-    """The first hint that is not taken, else the last with a number."""
-    used = set(taken)
+    """The first hint that is not taken and no keyword, else the last with a number."""
+    used = {*taken, *keyword.kwlist}
     last = "x"
     for hint in hints:
         if hint and hint not in used:

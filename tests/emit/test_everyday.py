@@ -477,7 +477,49 @@ class Hiding(nn.Module):
         return F.cross_entropy(self.out(F.gumbel_softmax(h * hits, dim=-1)).mean(1), y)
 
 
+class Inverted(nn.Module):
+    """An op of checks alone, which gives nothing, stands behind the inverse."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 8), nn.Linear(16, CLASSES)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        h = torch.tanh(self.up(x))
+        whole = torch.linalg.inv(h @ h.transpose(1, 2) + torch.eye(4))
+        return F.cross_entropy(self.down(whole.flatten(1)), y)
+
+
+class Folded(nn.Module):
+    """Patches are put back among others by an index with gaps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 8), nn.Linear(32, CLASSES)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        patches = F.unfold(self.up(x).unsqueeze(1), 2, stride=2)
+        back = F.fold(torch.tanh(patches), (4, 8), 2, stride=2)
+        return F.cross_entropy(self.down(back.flatten(1)), y)
+
+
+class Named(nn.Module):
+    """Several of ``a`` would be called by a keyword."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 8), nn.Linear(32, CLASSES)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        a = self.up(x)
+        turned = torch.stack(a.flatten(1).unbind(1)[::-1], 1)
+        return F.cross_entropy(self.down(turned), y)
+
+
 LAYERS: dict[str, Callable[[], nn.Module]] = {
+    "inverses": Inverted,
+    "folded patches": Folded,
+    "names of keywords": Named,
     "attention": lambda: Attending(False),
     "attention with weights": lambda: Attending(True),
     "attention without heads": OneHead,

@@ -86,7 +86,7 @@ class _Writer:
         if kind in CALLS:
             return self.call(CALLS[kind], *self._pair())
         if kind in REDUCTIONS:
-            return self._reduction(REDUCTIONS[kind])
+            return self._reduction(REDUCTIONS[kind], *self.whole_dtype("sum"))
         writer = _called if is_called(self.op) else WRITERS.get(kind)
         if writer is None and kind.startswith("jax::"):
             return self._primitive(kind.removeprefix("jax::"))
@@ -137,12 +137,21 @@ class _Writer:
         text = f"{left.within(left_level)} {sign} {right.within(level + 1)}"
         return Expr(text, level, weight=self.weight)
 
-    def _reduction(self, name: str) -> Expr:
+    def whole_dtype(self, *kinds: str) -> list[str]:
+        """The dtype of whole numbers that jnp would widen where 64 bits are allowed, as where a
+        program is verified: only what is captured fits what it meets."""
+        dtype = self.lowered.graph.tensors[self.op.outputs[0]].dtype
+        if self.op.kind not in kinds or not dtype.startswith(("int", "uint")):
+            return []
+        return [f"dtype={LIFTED.get(dtype) or literal(dtype)}"]
+
+    def _reduction(self, name: str, *more: str) -> Expr:
         dims = self.attrs["dims"]
         rank = len(self.operands[0])
         arguments = [] if len(dims) == rank else [literal(dims[0] if len(dims) == 1 else dims)]
         if self.attrs["keepdim"]:
             arguments.append("keepdims=True")
+        arguments += more
         if self.counts_globally:
             count = product(self.global_operands[0][d] for d in dims)
             total = self.method("sum", *arguments)
@@ -273,6 +282,12 @@ def _over(function: str) -> Callable[[_Writer], Expr]:
     return lambda w: w.call(function, *w.all_given(), f"axis={w.attrs['dim']}")
 
 
+def _argmax(w: _Writer) -> Expr:
+    found = w.call("jnp.argmax", w.given(), f"axis={w.attrs['dim']}").text
+    (dtype,) = w.whole_dtype("argmax")
+    return Expr(f"{found}.astype({dtype.removeprefix('dtype=')})", ATOM, weight=w.weight)
+
+
 def _numbers(w: _Writer) -> str:
     return ", ".join(map(str, w.result))
 
@@ -305,8 +320,10 @@ WRITERS: Mapping[str, Callable[[_Writer], Expr]] = {
     "log_softmax": _over("jax.nn.log_softmax"),
     "gather": _over("jnp.take_along_axis"),
     "index_select": _over("jnp.take"),
-    "argmax": _over("jnp.argmax"),
-    "cumsum": _over("jnp.cumsum"),
+    "argmax": _argmax,
+    "cumsum": lambda w: w.call(
+        "jnp.cumsum", w.given(), f"axis={w.attrs['dim']}", *w.whole_dtype("cumsum")
+    ),
     "jax::top_k": _top_k,
     **dict.fromkeys(LAX_CALLS, _lax_call),
     "gelu": lambda w: w.call(

@@ -103,7 +103,7 @@ def _without_derivative(node: fx.Node) -> bool:
             made = node.target(*asked(node.args), **{k: asked(v) for k, v in node.kwargs.items()})  # type: ignore[operator]
     except Exception:  # it will be told where the op runs
         return False
-    results = [made] if isinstance(made, torch.Tensor) else made
+    results = made if isinstance(made, list | tuple) else [made]  # or nothing, of checks
     floating = [t for t in results if isinstance(t, torch.Tensor) and t.is_floating_point()]
     return bool(floating) and not any(t.requires_grad for t in floating)
 

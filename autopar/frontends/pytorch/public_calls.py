@@ -58,6 +58,8 @@ def _public(original: Mapping[str, Any]) -> dict[str, Any] | None:
         if argument.name not in given:
             continue
         value = given[argument.name]
+        if _has_tensor(value) and not isinstance(value, str) and None in value:
+            return None  # of lists of tensors the public functions take those that have no gaps
         leading = len(tensors) == place and not argument.kwarg_only
         if leading and _has_tensor(value):
             tensors.append(value)

@@ -1,0 +1,40 @@
+"""Whole numbers keep the dtype in which they were captured where 64 bits are allowed, as in
+`verify`: what they are written into takes no other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from autopar.runtime.verify.verified import TOLERANCE
+from tests.jax import models
+from tests.jax.planned import made_of
+
+
+def counting() -> models.Model:
+    def loss(params: Any, batch: Mapping[str, Any]) -> Any:
+        tokens = batch["tokens"]
+        logits = params["embed"][tokens] @ params["head"]
+        best = jnp.argmax(logits, -1).astype(jnp.int32)
+        table = jnp.zeros((tokens.shape[0], 3), jnp.int32)
+        for place, column in enumerate(
+            (
+                jnp.sum(best, 1, dtype=jnp.int32),
+                jnp.cumsum(tokens, 1, dtype=jnp.int32)[:, -1],
+                jnp.sum(logits[..., 0] > 0, 1, dtype=jnp.int32),
+            )
+        ):
+            table = lax.dynamic_update_slice(table, column[:, None], (0, place))
+        return jnp.mean(jnp.mean(logits**2, (1, 2)) * jnp.tanh(table.sum(1) * 0.01))
+
+    v, w = models.V, models.W
+    params = {"embed": models.shape(v, w), "head": models.shape(w, v)}
+    return models.Model(loss, params, models.TOKENS)
+
+
+def test_they_are_as_wide_as_they_were() -> None:
+    program = made_of("counting", counting(), {"dp_shard": "8"})
+    assert program.exact()[0].largest <= TOLERANCE
