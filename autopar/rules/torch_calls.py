@@ -66,6 +66,33 @@ def _along(
     return make
 
 
+def _over(
+    place: int, saves: tuple[int, ...], saves_results: tuple[int, ...], usual: int | None = None
+) -> RuleMaker:
+    """An op over one dim or several, ``usual`` or all where the call names none; they stay whole,
+    and are gone from every result or one long."""
+
+    def make(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
+        rank = len(operands[0].shape)
+        given = _argument(op, place, "dim", usual)
+        listed = (
+            range(rank) if given is None else given if isinstance(given, tuple | list) else (given,)
+        )
+        dims = {positive(int(d), rank) for d in listed}
+        names, kept = letters(rank), len(results[0].shape) == rank
+        left = [f"{n}!" if i in dims else n for i, n in enumerate(names)]
+        right = ["1" if i in dims else n for i, n in enumerate(names) if kept or i not in dims]
+        return Rule(
+            text([left], [right] * len(results)),
+            saves=saves,
+            saves_results=saves_results,
+            flops=2.0,
+            cost="reduction",
+        )
+
+    return make
+
+
 def _diagonal(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
     """diagonal(x, offset, dim1, dim2): two dims become one, which comes last."""
     del results
@@ -348,6 +375,30 @@ def _scatter_add(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ..
     return Rule(text(terms, [terms[0]]), saves=saves, cost="gather")
 
 
+def _decomposed(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
+    """Matrices [..., m, n], each for itself, to what they are made of."""
+    lead = letters(len(operands[0].shape) - 2)
+    right = [
+        [*lead, *(f"r{i}_{d}!" for d in range(len(t.shape) - len(lead)))]
+        for i, t in enumerate(results)
+    ]
+    determinant = op.kind.endswith("det")
+    return Rule(
+        text([[*lead, "m!", "n!"]], right),
+        saves=(0,) if determinant else (),
+        saves_results=tuple(i for i in range(len(results)) if not (i == 1 and len(results) == 4)),
+        flop_terms=((10.0 * operands[0].shape[-1], ("m", "n", *lead)),),
+        backward=2.0,
+        cost="reduction",
+    )
+
+
+def _scatter_reduce(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
+    """scatter_reduce(x, dim, index, source, reduce): as `scatter_add`, of any reduction."""
+    rule = _scatter_add(op, operands, results)
+    return replace(rule, saves=(0, 1, 2), saves_results=(0,))
+
+
 TORCH_CALLS: Mapping[str, Rule | RuleMaker] = {
     **{f"aten::{name}": _pointwise("") for name in "round ceil trunc isfinite".split()},
     **dict.fromkeys(("aten::exp2", "aten::expm1", "aten::tan"), _pointwise("y")),
@@ -389,10 +440,21 @@ TORCH_CALLS: Mapping[str, Rule | RuleMaker] = {
     "aten::index_put": _index_put,
     "aten::lerp": _lerp,
     "aten::linalg_vector_norm": _norm,
+    "aten::prod": _over(1, (0,), (0,)),
+    "aten::median": _over(1, (), (1,)),
+    "aten::nanmedian": _over(1, (), (1,)),
+    "aten::kthvalue": _over(2, (), (1,), -1),
+    "aten::mode": _over(1, (), (1,), -1),
+    "aten::std_mean": _over(1, (0,), (0,)),
+    "aten::aminmax": _over(1, (0,), (0, 1)),
     "aten::logcumsumexp": _along(1, (0,), (0,)),
     "aten::_pdist_forward": Rule("n! m! -> pairs!", saves=(0,), saves_results=(0,), flops=3.0),
     "aten::prelu": _prelu,
     "aten::scatter_add": _scatter_add,
+    "aten::scatter_reduce": _scatter_reduce,
+    "aten::grid_sampler_2d": Rule(
+        "n c h! w!, n p q t! -> n c p q", saves=(0, 1), flops=10.0, cost="gather"
+    ),
     "aten::searchsorted": _placed,
     "aten::slice_scatter": _along(2),
     "aten::sort": _along(1, (1,)),
@@ -409,6 +471,10 @@ TORCH_CALLS: Mapping[str, Rule | RuleMaker] = {
     **dict.fromkeys(
         ("aten::linalg_matrix_exp", "aten::linalg_inv_ex", "aten::linalg_cholesky_ex"), _matrices
     ),
+    **{
+        f"aten::{name}": _decomposed
+        for name in "_linalg_det _linalg_slogdet _linalg_eigh _linalg_svd linalg_qr".split()
+    },
     **{f"aten::conv_transpose{n}d": _conv_transpose for n in (1, 2, 3)},
     **{
         f"aten::upsample_{name}": _resized

@@ -63,6 +63,49 @@ def _scatter_add(d: Draw, kind: str) -> Made:
     return operands, _call("%0", dim, "%1", "%2")
 
 
+def _scatter_reduce(d: Draw, kind: str) -> Made:
+    (x, index, source), call = _scatter_add(d, kind)
+    reduction = d.of("sum", "mean", "amax", "amin")
+    args = (*call["torch"]["args"], reduction)
+    return (x, index, source), _call(*args, include_self=d.flag())
+
+
+def _sampled(d: Draw, kind: str) -> Made:
+    del kind
+    n = d.size()
+    grid = d.real(n, d.size(), d.size(), 2) * 1.6 - 1.2
+    return (d.real(n, d.size(), d.of(3, 4), d.of(3, 5)), grid), _call(
+        "%0", "%1", d.of(0, 1), d.of(0, 1, 2), d.flag()
+    )
+
+
+def _over(d: Draw, kind: str) -> Made:
+    """Numbers that all differ, so that one of them is the median, or what is asked for."""
+    shape = d.shape()
+    x, dim = d.real(*shape), d.dim(shape)
+    if kind == "aten::std_mean":
+        dims = list(d.dims(shape))
+        shape = tuple(max(n, 2) if i in dims else n for i, n in enumerate(shape))
+        return (d.real(*shape),), _call("%0", dims, correction=d.of(0, 1), keepdim=d.flag())
+    if kind == "aten::aminmax":
+        return (x,), _call("%0", dim=d.of(dim, None), keepdim=d.flag())
+    if kind == "aten::prod" and d.flag():
+        return (x,), _call("%0")
+    before = ("%0", 1) if kind == "aten::kthvalue" else ("%0",)
+    if kind in ("aten::kthvalue", "aten::mode") and d.flag():
+        return (x,), _call(*before, keepdim=d.flag())
+    return (x,), _call(*before, dim, d.flag())
+
+
+def _decomposed(d: Draw, kind: str) -> Made:
+    """Matrices whose values, of which none is near another, say how they are taken apart."""
+    lead, n = d.of((), (d.size(),), (d.size(), d.small())), d.of(2, 3)
+    x = d.signed(*lead, n, n).detach() * 0.1
+    x = (x + x.mT) / 2 + torch.diag(torch.arange(1.0, n + 1, dtype=x.dtype))
+    given = {"aten::_linalg_eigh": ("L", True), "aten::_linalg_svd": (False, True)}
+    return (x.requires_grad_(),), _call("%0", *given.get(kind, ()))
+
+
 def _distances(d: Draw, kind: str) -> Made:
     del kind
     lead = d.of((), (d.size(),), (d.size(), d.small()))
@@ -139,6 +182,16 @@ TORCH_CASES = {
     "aten::index_put": _index_put,
     "aten::index_add": _index_add,
     "aten::scatter_add": _scatter_add,
+    "aten::scatter_reduce": _scatter_reduce,
+    "aten::grid_sampler_2d": _sampled,
+    **{
+        f"aten::{name}": _over
+        for name in "prod median nanmedian kthvalue mode std_mean aminmax".split()
+    },
+    **{
+        f"aten::{name}": _decomposed
+        for name in "_linalg_det _linalg_slogdet _linalg_eigh _linalg_svd linalg_qr".split()
+    },
     "aten::cdist": _distances,
     **{f"aten::avg_pool{n}d": _pool for n in (1, 2, 3)},
     "transformers::grouped_mm_fallback": _grouped_product,
