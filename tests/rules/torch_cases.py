@@ -91,10 +91,9 @@ def _over(d: Draw, kind: str) -> Made:
         return (x,), _call("%0", dim=d.of(dim, None), keepdim=d.flag())
     if kind == "aten::prod" and d.flag():
         return (x,), _call("%0")
-    before = ("%0", 1) if kind == "aten::kthvalue" else ("%0",)
-    if kind in ("aten::kthvalue", "aten::mode") and d.flag():
-        return (x,), _call(*before, keepdim=d.flag())
-    return (x,), _call(*before, dim, d.flag())
+    if kind == "aten::mode" and d.flag():
+        return (x,), _call("%0", keepdim=d.flag())
+    return (x,), _call("%0", dim, d.flag())
 
 
 def _decomposed(d: Draw, kind: str) -> Made:
@@ -186,7 +185,7 @@ TORCH_CASES = {
     "aten::grid_sampler_2d": _sampled,
     **{
         f"aten::{name}": _over
-        for name in "prod median nanmedian kthvalue mode std_mean aminmax".split()
+        for name in "prod median nanmedian mode std_mean aminmax".split()
     },
     **{
         f"aten::{name}": _decomposed
