@@ -183,10 +183,7 @@ TORCH_CASES = {
     "aten::scatter_add": _scatter_add,
     "aten::scatter_reduce": _scatter_reduce,
     "aten::grid_sampler_2d": _sampled,
-    **{
-        f"aten::{name}": _over
-        for name in "prod median nanmedian mode std_mean aminmax".split()
-    },
+    **{f"aten::{name}": _over for name in "prod median nanmedian mode std_mean aminmax".split()},
     **{
         f"aten::{name}": _decomposed
         for name in "_linalg_det _linalg_slogdet _linalg_eigh _linalg_svd linalg_qr".split()
