@@ -28,6 +28,8 @@ class StatePrices:
     cluster: Cluster
     sharding: StateSharding
     exposed: float = 1.0
+    adds: bool = True
+    """Whether gradients are added to those of the microbatches before."""
     _slopes: dict[tuple[str, str], float] = field(default_factory=dict)
 
     def price(self, tensor: Tensor, stored: Sharding) -> int:
@@ -41,7 +43,8 @@ class StatePrices:
         if not tensor.differentiable:
             return round(seconds * PICOSECONDS)
         gradient = numel * DTYPE_BYTES[tensor.dtype]
-        seconds += self.sharding.microbatches * gradient * self._added_slope()
+        if self.adds:
+            seconds += self.sharding.microbatches * gradient * self._added_slope()
         for axis, placement in stored.placements:
             if placement.kind == "D":
                 seconds += gradient * self._slope("all_reduce", axis)

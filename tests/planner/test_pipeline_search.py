@@ -100,14 +100,14 @@ def test_no_plan_of_any_kind_is_faster(
 
 def test_parameters_are_split_where_they_do_not_fit_whole() -> None:
     """Whole on every tensor-parallel rank they are faster: gradients meet once a step."""
-    graph = gpt(layers=4, b=4, s=2048, d=2048, heads=8, ffn=8192, vocab=16384)
-    fix = {"pp": "2", "tp": "4", "microbatch": "2", "recompute": "full", "schedule": "1f1b"}
+    graph = gpt(layers=4, b=4, s=2048, d=2048, heads=8, ffn=8192, vocab=1024)
+    fix = {"pp": "2", "tp": "4", "microbatch": "1", "recompute": "full", "schedule": "1f1b"}
     free = search_plan(question(graph, 4, NODE, fix)).best
-    group, limit = NODE.groups[0], int(0.85 * free.priced.memory.total)
+    group, limit = NODE.groups[0], int(0.8 * free.priced.memory.total)
     tight = replace(group, device=replace(group.device, memory_bytes=limit))
     outcome = search_plan(question(graph, 4, replace(NODE, groups=(tight,)), fix))
     assert outcome.best.priced.memory.total <= limit
-    assert outcome.best.priced.memory.parameters < 0.65 * free.priced.memory.parameters
+    assert outcome.best.priced.memory.parameters < 0.6 * free.priced.memory.parameters
     assert (
         free.priced.time.total_s < outcome.best.priced.time.total_s < 1.1 * free.priced.time.total_s
     )

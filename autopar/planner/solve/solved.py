@@ -41,16 +41,18 @@ MORE = 0.1
 @dataclass(frozen=True, slots=True)
 class Charged:
     """What a problem charges for the model state of a layout: ``exposed`` is the share of its
-    traffic that compute does not hide."""
+    traffic that compute does not hide; ``adds``: adding gradients to those of the microbatches
+    before."""
 
     layout: StateLayout
     exposed: float
+    adds: bool = True
 
 
-def hidden(data: int) -> Charged:
+def hidden(data: int, adds: bool = True) -> Charged:
     """What bounds every layout of ``data`` ranks from below: on one data axis they share the
     optimizer's step, no block runs again, and all traffic of state is hidden."""
-    return Charged(StateLayout(1, data, 1, KEEP_ALL), 0.0)
+    return Charged(StateLayout(1, data, 1, KEEP_ALL), 0.0, adds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +153,7 @@ def charge(
 ) -> Folded:
     """A candidate's problem with the state of one layout."""
     state = state_of(question, charged.layout, candidate)
-    prices = StatePrices(question.cluster, state, charged.exposed)
+    prices = StatePrices(question.cluster, state, charged.exposed, charged.adds)
     return posed.charged(prices, charged.layout.recompute.runs_again, usage_limit)
 
 
