@@ -30,6 +30,14 @@ from autopar.planner.planning import plan_captured
 from autopar.planner.search.layouts import AS_FAST
 from benchmarks import llama3, unequal
 from benchmarks.figures import Target, show
+from benchmarks.long_and_wide import (
+    ROWS,
+    Row,
+    cluster_of,
+    llama_of_length,
+    mixtral_8x22b,
+    workload_of,
+)
 
 CLUSTERS = "examples/clusters"
 OVER = 1.001
@@ -48,6 +56,20 @@ def _file(name: str) -> Callable[[], Cluster]:
     return functools.partial(load_cluster, f"{CLUSTERS}/{name}.yaml")
 
 
+def _shared(row: Row, fixes: Sequence[str]) -> Case:
+    """Of what `benchmarks.long_and_wide` plans."""
+    return Case(workload_of(row), functools.partial(cluster_of, row), fixes)
+
+
+ALONG = (
+    *("", "cp=8", "cp=16", "cp=32", "cp=8,tp=2", "cp=8,tp=4", "cp=16,tp=2", "tp=4", "tp=8"),
+    *("cp_ring=4,cp_head=8", "cp_ring=8,cp_head=4", "cp_ring=16,cp_head=2"),
+    *("pp=2", "pp=2,cp=8", "pp=2,cp=16", "pp=4,cp=8"),
+)
+EXPERTS = (
+    *("", "ep=8", "ep=16", "ep=4", "ep=8,tp=2", "tp=2", "tp=4", "cp=2", "pp=2", "pp=2,ep=8"),
+    *("pp=4,ep=8", "pp=4", "ep=8,etp=2", "zero=1", "zero=3"),
+)
 CASES: Mapping[str, Case] = {
     "8b on 8": Case(
         llama3.llama_8b,
@@ -77,6 +99,13 @@ CASES: Mapping[str, Case] = {
         llama3.llama_70b,
         lambda: unequal.ROWS["32 + 32"].cluster,
         ("", "tp=4,cp=2,pp=8", "tp=4,cp=2,pp=8,schedule=zb-v", "tp=8,pp=8", "tp=8,pp=4"),
+    ),
+    "8b 262k on 32": _shared(Row(llama_of_length, "H100", 32, 2**18, 1), ALONG),
+    "8b 4 x 131k on 32": _shared(Row(llama_of_length, "H100", 32, 2**17, 4), ALONG),
+    "qwen3 30b on 16": _shared(ROWS["qwen3 30b"], EXPERTS),
+    "mixtral 65k on 64": _shared(
+        Row(mixtral_8x22b, "B200", 64, 65536, 32),
+        (*EXPERTS, "cp=4", "cp=8", "cp=4,ep=8", "cp=4,pp=2", "cp=4,pp=4,ep=8"),
     ),
 }
 

@@ -51,7 +51,8 @@ class Row:
     of: str = ""
 
 
-def _llama_8b(length: int) -> PretrainedConfig:
+def llama_of_length(length: int) -> PretrainedConfig:
+    """meta-llama/Meta-Llama-3-8B, config.json."""
     from transformers import LlamaConfig
 
     return LlamaConfig(
@@ -65,7 +66,7 @@ def _llama_8b(length: int) -> PretrainedConfig:
     )
 
 
-def _mixtral_8x22b(length: int) -> PretrainedConfig:
+def mixtral_8x22b(length: int) -> PretrainedConfig:
     """mistralai/Mixtral-8x22B-v0.1, config.json."""
     from transformers import MixtralConfig
 
@@ -121,15 +122,15 @@ def _gpt_oss_120b(length: int) -> PretrainedConfig:
 
 _QWEN_30B, _QWEN_235B = _qwen3(48, 2048, 32, 768), _qwen3(94, 4096, 64, 1536)
 ROWS: Mapping[str, Row] = {
-    "llama 8b, 1M": Row(_llama_8b, "H100", 64, 2**20, 1),
-    "llama 8b, 1M on 32": Row(_llama_8b, "H100", 32, 2**20, 1),
-    "llama 8b, 262k": Row(_llama_8b, "H100", 8, 2**18, 1),
+    "llama 8b, 1M": Row(llama_of_length, "H100", 64, 2**20, 1),
+    "llama 8b, 1M on 32": Row(llama_of_length, "H100", 32, 2**20, 1),
+    "llama 8b, 262k": Row(llama_of_length, "H100", 8, 2**18, 1),
     "llama 8b, 131k": Row(
-        *(_llama_8b, "B200", 128, 2**17, 32),
+        *(llama_of_length, "B200", 128, 2**17, 32),
         {"tp": "2", "cp": "4"},
         "nemo-long-sequence-performan-005",
     ),
-    "llama 8b, 1M, B200": Row(_llama_8b, "B200", 1024, 2**20, 4),
+    "llama 8b, 1M, B200": Row(llama_of_length, "B200", 1024, 2**20, 4),
     "qwen3 30b": Row(
         *(_QWEN_30B, "H100", 16, 4096, 1024),
         {"ep": "16"},
@@ -146,7 +147,7 @@ ROWS: Mapping[str, Row] = {
         "megatron-moe-modelzoo-best-p-013 (its ep 8 is over ranks of cp)",
     ),
     "mixtral 8x22b, 65k": Row(
-        *(_mixtral_8x22b, "B200", 256, 65536, 64),
+        *(mixtral_8x22b, "B200", 256, 65536, 64),
         {"tp": "2", "pp": "4", "cp": "8", "microbatch": "1"},
         "nemo-performance-summary-25-008 (its ep 8 is over ranks of cp)",
     ),
@@ -183,7 +184,7 @@ levels:
     return cluster_from_text(text)
 
 
-def _workload(row: Row) -> autopar.Workload:
+def workload_of(row: Row) -> autopar.Workload:
     config = row.config(row.length)
 
     def batch() -> dict[str, Any]:
@@ -205,7 +206,7 @@ def work(name: str, fix: Mapping[str, str]) -> dict[str, Any]:
 
     gc.set_threshold(*SELDOM)
     row, start = ROWS[name], time.process_time()
-    workload, cluster = _workload(row), cluster_of(row)
+    workload, cluster = workload_of(row), cluster_of(row)
     captured = capture(workload)
     made = plan_captured(captured, workload, cluster, name, fix).plan
     cpu_s = time.process_time() - start
