@@ -283,9 +283,9 @@ def _over(function: str) -> Callable[[_Writer], Expr]:
 
 
 def _argmax(w: _Writer) -> Expr:
-    found = w.call("jnp.argmax", w.given(), f"axis={w.attrs['dim']}").text
+    place = w.call("jnp.argmax", w.given(), f"axis={w.attrs['dim']}").text
     (dtype,) = w.whole_dtype("argmax")
-    return Expr(f"{found}.astype({dtype.removeprefix('dtype=')})", ATOM, weight=w.weight)
+    return Expr(f"{place}.astype({dtype.removeprefix('dtype=')})", ATOM, weight=w.weight)
 
 
 def _numbers(w: _Writer) -> str:
