@@ -179,8 +179,7 @@ def internal_collectives(op: LoweredOp, mesh: Mesh, pieces: int = 1) -> Iterator
                 share = kept_share(op.bound.rule, op.strategy, mesh)
                 numel = math.ceil(numel // pieces * share)
             size = numel * DTYPE_BYTES[inside.dtype]
-            times = 1
-            times *= 1 if inside.ahead else pieces
+            times = 1 if inside.ahead else pieces
             if inside.kind == SHIFT:
                 rounds = _rounds(inside, local[each.factor], [mesh.size(a) for a in axes])
                 times *= (rounds[i] - 1) * math.prod(rounds[:i])

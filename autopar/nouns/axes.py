@@ -84,8 +84,6 @@ SHARING = tuple(name for name, axis in TABLE.items() if axis.shares)
 """Their ranks share the state of what they do not split; gradients are summed over them, and over
 replicas."""
 SEQUENCES = of(Role.SEQUENCES)
-RARE = (OUTER, HEADS, SECOND_TENSOR)
-"""Told of a layout where it has them."""
 BATCH = of(Role.SAMPLES, Role.SEQUENCES)
 """They split the batch, in ops as it flows through them."""
 OPS = of(Role.OPS)

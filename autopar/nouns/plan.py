@@ -21,7 +21,6 @@ from autopar.nouns.axes import (
     HEADS,
     OUTER,
     PIPELINE,
-    RARE,
     REPLICATE,
     SECOND_TENSOR,
     SHARD,
@@ -265,7 +264,7 @@ class Plan:
         those that there are."""
         names = (REPLICATE, SHARD, TENSOR, OUTER, CONTEXT, EXPERT, HEADS, SECOND_TENSOR)
         sizes = {name: max(self.mesh(s).size(name) for s in self.stages) for name in names}
-        rare = {n for n in RARE if sizes[n] == 1}
+        rare = {n for n in (OUTER, HEADS, SECOND_TENSOR) if sizes[n] == 1}
         return {
             **{n: size for n, size in sizes.items() if n not in rare},
             PIPELINE: len(self.groups),

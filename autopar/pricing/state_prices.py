@@ -44,7 +44,7 @@ class StatePrices:
             return round(seconds * PICOSECONDS)
         gradient = numel * DTYPE_BYTES[tensor.dtype]
         if self.adds:
-            seconds += self.sharding.microbatches * gradient * self._added_slope()
+            seconds += added_time_s(self.cluster.device, self.sharding.microbatches * gradient)
         for axis, placement in stored.placements:
             if placement.kind == "D":
                 seconds += gradient * self._slope("all_reduce", axis)
@@ -73,11 +73,6 @@ class StatePrices:
         device, optimizer = self.cluster.device, self.sharding.optimizer
         one = update_time_s(device, _LARGE, optimizer)
         return (update_time_s(device, 2 * _LARGE, optimizer) - one) / _LARGE
-
-    def _added_slope(self) -> float:
-        """Seconds per byte of adding gradients to those of the microbatches before."""
-        device = self.cluster.device
-        return (added_time_s(device, 2 * _LARGE) - added_time_s(device, _LARGE)) / _LARGE
 
     def _slope(self, kind: str, axis: str) -> float:
         """Seconds per byte of a large collective."""

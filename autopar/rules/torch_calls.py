@@ -143,17 +143,6 @@ def _divergence(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...
     return rule(op, operands, results)
 
 
-def _norm(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
-    """vector_norm(x, ord, dim, keepdim): the dims that it goes over stay whole."""
-    rank = len(operands[0].shape)
-    given = _argument(op, 2, "dim", None)
-    dims = range(rank) if given is None else [positive(int(d), rank) for d in given]
-    names, kept = letters(rank), len(results[0].shape) == rank
-    left = [f"{n}!" if i in dims else n for i, n in enumerate(names)]
-    right = ["1" if i in dims else n for i, n in enumerate(names) if kept or i not in dims]
-    return Rule(text([left], [right]), saves=(0,), saves_results=(0,), flops=2.0, cost="reduction")
-
-
 def _cosine(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
     """cosine_similarity(x, y, dim): operands broadcast, ``dim`` stays whole and is gone."""
     rank = max(len(t.shape) for t in operands)
@@ -439,7 +428,7 @@ TORCH_CALLS: Mapping[str, Rule | RuleMaker] = {
     "aten::index_add": _add_at,
     "aten::index_put": _index_put,
     "aten::lerp": _lerp,
-    "aten::linalg_vector_norm": _norm,
+    "aten::linalg_vector_norm": _over(2, (0,), (0,)),
     "aten::prod": _over(1, (0,), (0,)),
     "aten::median": _over(1, (), (1,)),
     "aten::nanmedian": _over(1, (), (1,)),

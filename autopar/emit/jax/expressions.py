@@ -86,7 +86,7 @@ class _Writer:
         if kind in CALLS:
             return self.call(CALLS[kind], *self._pair())
         if kind in REDUCTIONS:
-            return self._reduction(REDUCTIONS[kind], *self.whole_dtype("sum"))
+            return self._reduction(REDUCTIONS[kind])
         writer = _called if is_called(self.op) else WRITERS.get(kind)
         if writer is None and kind.startswith("jax::"):
             return self._primitive(kind.removeprefix("jax::"))
@@ -137,21 +137,21 @@ class _Writer:
         text = f"{left.within(left_level)} {sign} {right.within(level + 1)}"
         return Expr(text, level, weight=self.weight)
 
-    def whole_dtype(self, *kinds: str) -> list[str]:
-        """The dtype of whole numbers that jnp would widen where 64 bits are allowed, as where a
-        program is verified: only what is captured fits what it meets."""
+    @property
+    def whole_dtype(self) -> str:
+        """Of whole numbers, which jnp would widen where 64 bits are allowed, as where a program is
+        verified: only what was captured fits what it meets. Nothing of others."""
         dtype = self.lowered.graph.tensors[self.op.outputs[0]].dtype
-        if self.op.kind not in kinds or not dtype.startswith(("int", "uint")):
-            return []
-        return [f"dtype={LIFTED.get(dtype) or literal(dtype)}"]
+        return literal(dtype) if dtype.startswith(("int", "uint")) else ""
 
-    def _reduction(self, name: str, *more: str) -> Expr:
+    def _reduction(self, name: str) -> Expr:
         dims = self.attrs["dims"]
         rank = len(self.operands[0])
         arguments = [] if len(dims) == rank else [literal(dims[0] if len(dims) == 1 else dims)]
         if self.attrs["keepdim"]:
             arguments.append("keepdims=True")
-        arguments += more
+        if name == "sum" and self.whole_dtype:
+            arguments.append(f"dtype={self.whole_dtype}")
         if self.counts_globally:
             count = product(self.global_operands[0][d] for d in dims)
             total = self.method("sum", *arguments)
@@ -283,9 +283,13 @@ def _over(function: str) -> Callable[[_Writer], Expr]:
 
 
 def _argmax(w: _Writer) -> Expr:
-    place = w.call("jnp.argmax", w.given(), f"axis={w.attrs['dim']}").text
-    (dtype,) = w.whole_dtype("argmax")
-    return Expr(f"{place}.astype({dtype.removeprefix('dtype=')})", ATOM, weight=w.weight)
+    place = f"jnp.argmax({w.given()}, axis={w.attrs['dim']})"
+    return Expr(f"{place}.astype({w.whole_dtype})", ATOM, weight=w.weight)
+
+
+def _cumsum(w: _Writer) -> Expr:
+    dtype = [f"dtype={w.whole_dtype}"] if w.whole_dtype else []
+    return w.call("jnp.cumsum", w.given(), f"axis={w.attrs['dim']}", *dtype)
 
 
 def _numbers(w: _Writer) -> str:
@@ -321,9 +325,7 @@ WRITERS: Mapping[str, Callable[[_Writer], Expr]] = {
     "gather": _over("jnp.take_along_axis"),
     "index_select": _over("jnp.take"),
     "argmax": _argmax,
-    "cumsum": lambda w: w.call(
-        "jnp.cumsum", w.given(), f"axis={w.attrs['dim']}", *w.whole_dtype("cumsum")
-    ),
+    "cumsum": _cumsum,
     "jax::top_k": _top_k,
     **dict.fromkeys(LAX_CALLS, _lax_call),
     "gelu": lambda w: w.call(

@@ -156,8 +156,8 @@ ITSELF = Likeness()
 
 def _bare(candidate: Candidate) -> Charged:
     """What is `hidden`, without the adding up of gradients: shardings that spare it keep more of
-    activations, which ranks of a pipeline keep of several microbatches (of Llama-3-405B as it was
-    published the sharding that pays for both takes 1.6 times as long under its memory)."""
+    activations, which ranks of a pipeline keep of several microbatches, so that plans that memory
+    binds take longer, though others take less."""
     return hidden(candidate.data, adds=False)
 
 
