@@ -7,8 +7,9 @@ at the exposed share of traffic that its price showed.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
+from autopar.nouns.mesh import Mesh
 from autopar.nouns.recompute import COMPUTE, FULL, SELECTIVE, Recompute, policies
 from autopar.planner.ask.candidates import StateLayout, layouts, offloaded
 from autopar.planner.ask.question import Answer, Question
@@ -35,6 +36,8 @@ class OneStage:
 
     question: Question
     solver: Solver
+    _vain: set[Mesh] = field(default_factory=set)
+    """Of model axes on which a leaner sharding was no faster."""
 
     def answers(self, solved: Solved) -> list[Answer]:
         """Every state sharding of a solved candidate, by simulation."""
@@ -67,12 +70,18 @@ class OneStage:
         fitting = [a.priced.time.total_s for a in answers if _fits(a)]
         promised = min(fitting, default=float("inf")) > SLOWED * solved.bound_s
         limit = solved.lean_limit
-        if not promised or limit is None or not self._would_fit(solved, answers, now):
+        mesh = solved.candidate.model
+        if not promised or limit is None or mesh in self._vain:
             return now
+        if not self._would_fit(solved, answers, now):
+            return now
+        before_s = now.best_s
         lean = solve(self.question, solved.candidate, self.solver, None, limit, solved.posed)
-        if lean is None or lean.bound_s >= now.best_s:
-            return now
-        return (yield from offers(now, self.answers(lean)))
+        if lean is not None and lean.bound_s < now.best_s:
+            now = yield from offers(now, self.answers(lean))
+        if now.best_s == before_s:
+            self._vain.add(mesh)
+        return now
 
     def _lightened(self, solved: Solved, answers: Sequence[Answer]) -> list[Answer]:
         """What fits where all blocks recompute and not where they keep products, with as few blocks
