@@ -7,9 +7,8 @@ at the exposed share of traffic that its price showed.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
-from autopar.nouns.mesh import Mesh
 from autopar.nouns.recompute import COMPUTE, FULL, SELECTIVE, Recompute, policies
 from autopar.planner.ask.candidates import StateLayout, layouts, offloaded
 from autopar.planner.ask.question import Answer, Question
@@ -36,8 +35,6 @@ class OneStage:
 
     question: Question
     solver: Solver
-    _vain: set[Mesh] = field(default_factory=set)
-    """Of model axes on which a leaner sharding was no faster."""
 
     def answers(self, solved: Solved) -> list[Answer]:
         """Every state sharding of a solved candidate, by simulation."""
@@ -70,18 +67,12 @@ class OneStage:
         fitting = [a.priced.time.total_s for a in answers if _fits(a)]
         promised = min(fitting, default=float("inf")) > SLOWED * solved.bound_s
         limit = solved.lean_limit
-        mesh = solved.candidate.model
-        if not promised or limit is None or mesh in self._vain:
+        if not promised or limit is None or not self._would_fit(solved, answers, now):
             return now
-        if not self._would_fit(solved, answers, now):
-            return now
-        before_s = now.best_s
         lean = solve(self.question, solved.candidate, self.solver, None, limit, solved.posed)
-        if lean is not None and lean.bound_s < now.best_s:
-            now = yield from offers(now, self.answers(lean))
-        if now.best_s == before_s:
-            self._vain.add(mesh)
-        return now
+        if lean is None or lean.bound_s >= now.best_s:
+            return now
+        return (yield from offers(now, self.answers(lean)))
 
     def _lightened(self, solved: Solved, answers: Sequence[Answer]) -> list[Answer]:
         """What fits where all blocks recompute and not where they keep products, with as few blocks
