@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -41,6 +42,19 @@ def own_cast(index: int, p: Tree, x: Any) -> Any:
     return usual(index, p, x if index != 5 else x.astype(jnp.float32).astype(x.dtype))
 
 
+def every_fourth_cast(index: int, p: Tree, x: Any) -> Any:
+    return usual(index, p, x if index % 4 else x.astype(jnp.float32).astype(x.dtype))
+
+
+def slightly_larger(index: int, p: Tree, x: Any) -> Any:
+    """By factors that are all 1 in bfloat16."""
+    return usual(index, p, x * (1 + index * 1e-5))
+
+
+def larger_from_the_sixth(index: int, p: Tree, x: Any) -> Any:
+    return usual(index, p, x * (1 + (index > 5) * 1e-2))
+
+
 def by_iteration(layer: Layer, blocks: Tree, x: Any) -> Any:
     for index, p in enumerate(blocks):
         x = layer(index, p, x)
@@ -64,6 +78,20 @@ def skipping(layer: Layer, blocks: Tree, x: Any) -> Any:
 
 def by_length(layer: Layer, blocks: Tree, x: Any) -> Any:
     return by_iteration(layer, blocks, x * (1 / len(blocks)))
+
+
+def slightly_by_length(layer: Layer, blocks: Tree, x: Any) -> Any:
+    """By a factor that is 1 in bfloat16, in every layer."""
+    return by_iteration(lambda i, p, y: layer(i, p, y * (1 + 1e-5 * len(blocks))), blocks, x)
+
+
+def padded_by_length(layer: Layer, blocks: Tree, x: Any) -> Any:
+    """By a shape."""
+    return by_iteration(layer, blocks, x) + jnp.sum(jnp.zeros(len(blocks)) + x[0, 0])
+
+
+def halved_where_many(layer: Layer, blocks: Tree, x: Any) -> Any:
+    return by_iteration(layer, blocks, x * (0.5 if len(blocks) > 8 else 1.0))
 
 
 def decaying(layer: Layer, blocks: Tree, x: Any) -> Any:
@@ -96,6 +124,12 @@ CASES = [
     (odd_sixth, by_iteration),
     (own_number, by_iteration),
     (own_cast, by_iteration),
+    (every_fourth_cast, by_iteration),
+    (slightly_larger, by_iteration),
+    (larger_from_the_sixth, by_iteration),
+    (usual, slightly_by_length),
+    (usual, padded_by_length),
+    (usual, halved_where_many),
 ]
 
 
@@ -105,7 +139,8 @@ def test_graph_is_that_of_all_layers(
     layer: Layer, loop: Callable[..., Any], precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     few = captured(loss_of(layer, loop), params(), precision)
-    monkeypatch.setattr(built, "_few", lambda *_: None)
+    monkeypatch.setattr(built, "few_layers", lambda *_: None)
+    monkeypatch.setattr(sys.modules[capture.__module__], "few_in_half", lambda *_: None)
     every = captured(loss_of(layer, loop), params(), precision)
     assert repr(few.graph) == repr(every.graph)
     assert (few.stacks, few.notes) == (every.stacks, every.notes)
@@ -134,3 +169,15 @@ def test_alike_layers_are_left_out(layer: Layer, loop: Callable[..., Any], left:
     each = (len(closed.jaxpr.eqns) - len(fewer.jaxpr.eqns)) / max(1, left)
     assert each == int(each)
     jax.extend.core.check_jaxpr(fewer.jaxpr)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_all_layers_are_traced_once(precision: str) -> None:
+    layers, calls = 40, []
+
+    def counted(index: int, p: Tree, x: Any) -> Any:
+        calls.append(index)
+        return usual(index, p, x)
+
+    captured(loss_of(counted, by_iteration), params(layers), precision)
+    assert layers <= len(calls) < 1.5 * layers

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,55 +11,24 @@ from autopar.frontends.jax.aux import single_results
 from autopar.frontends.jax.branches import check_loops
 from autopar.frontends.jax.calls import constants_whole
 from autopar.frontends.jax.constants import Constants, stored
-from autopar.frontends.jax.derivatives import Rules
 from autopar.frontends.jax.draft import Draft, Operand, Value
 from autopar.frontends.jax.errors import CaptureError, ParameterWithoutGradient
+from autopar.frontends.jax.few_layers import Asked, Programs, all_layers, few_layers
 from autopar.frontends.jax.finish import Stacks, graph_of
 from autopar.frontends.jax.fold import folded
 from autopar.frontends.jax.idioms import lifted
 from autopar.frontends.jax.inputs import paths_of
 from autopar.frontends.jax.interpret import flat_parameters
 from autopar.frontends.jax.jaxprs import draft_of
-from autopar.frontends.jax.left_out import LeftOut, fewer_layers, put_back, without_layers
+from autopar.frontends.jax.left_out import LeftOut, put_back
 from autopar.frontends.jax.norms import norms_weighted
-from autopar.frontends.jax.own_casts import OwnCasts, in_half, own_casts
-from autopar.frontends.jax.precision import exact_constants, in_float64
+from autopar.frontends.jax.own_casts import OwnCasts, own_casts
 from autopar.frontends.jax.products import products_named
 from autopar.frontends.jax.routed import experts_named
 from autopar.frontends.jax.simplify import simplified
 from autopar.frontends.jax.sorted_rows import rows_in_place
 from autopar.frontends.jax.vocabulary import lookups_lifted
 from autopar.nouns.graph import Graph
-
-
-@dataclass(frozen=True, slots=True)
-class Traced:
-    """``flat``, which is ``loss`` or its results in a row, with its jaxpr for shapes of parameters
-    and batch. ``precision``: of the workload."""
-
-    loss: Callable[..., Any]
-    flat: Callable[..., Any]
-    closed: Any
-    params: Any
-    batch: Mapping[str, Any]
-    precision: str
-
-    @property
-    def paths(self) -> list[str]:
-        """Of the parameters, in the order of the jaxpr's operands."""
-        return [path for path, _ in paths_of(self.params)]
-
-
-@dataclass(frozen=True, slots=True)
-class _Programs:
-    """A loss in float32, in the precision of the workload, and its numbers before they were
-    rounded, all without the layers that are left ``out``."""
-
-    closed: Any
-    narrow: Any
-    exact: Mapping[int, float]
-    rules: Rules
-    out: tuple[LeftOut, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,77 +46,35 @@ class Built:
     casts: OwnCasts
 
 
-def built(traced: Traced) -> Built:
-    """The graph. Raises `CaptureError` and its kinds."""
-    narrow = in_half(traced.flat, traced.params, traced.batch, traced.precision)
-    few = _few(traced, narrow)
-    try:
-        made = None if few is None else _built(traced, few)
-    except CaptureError:  # which is to be told of all layers
-        made = None
+def built(asked: Asked, closed: Any) -> Built:
+    """The graph; ``closed``: the jaxpr of what is asked. Raises `CaptureError` and its kinds."""
+    few = few_layers(asked, closed)
+    made = None if few is None else built_of_few(asked, few)
     if made is not None:
         return made
-    rules = Rules()
-    wide = in_float64(traced.flat, traced.params, traced.batch)
-    exact = exact_constants(traced.closed, wide, rules) or {}
-    every = _built(traced, _Programs(traced.closed, narrow, exact, rules))
+    every = _built(asked, all_layers(asked, closed))
     assert every is not None
     return every
 
 
-def _few(traced: Traced, narrow: Any) -> _Programs | None:
-    """With a few of the layers; None where they are not alike in every precision."""
-    paths, closed, out = traced.paths, traced.closed, list[LeftOut]()
-    while True:
-        closed, one = without_layers(closed, paths)
-        if one is None:
-            break
-        out.append(one)
-    alike = narrow if narrow is None else _without(narrow, paths, out)
-    if not out or (alike is None and narrow is not None):
+def built_of_few(asked: Asked, programs: Programs) -> Built | None:
+    """None where that is to be told or done for all layers."""
+    try:
+        return _built(asked, programs)
+    except CaptureError:
         return None
-    rules = Rules()
-    exact = _exact(traced, closed, out, rules)
-    return None if exact is None else _Programs(closed, alike, exact, rules, tuple(out))
 
 
-def _without(closed: Any, paths: Sequence[str], out: Sequence[LeftOut]) -> Any:
-    """The jaxpr without these layers; None where others are alike."""
-    for wanted in out:
-        closed, one = without_layers(closed, paths)
-        if one != wanted:
-            return None
-    return closed
-
-
-def _exact(
-    traced: Traced, closed: Any, out: Sequence[LeftOut], rules: Rules
-) -> Mapping[int, float] | None:
-    """By ``id`` the numbers of ``closed`` before they were rounded. The loss is asked for fewer
-    layers where it takes a list of them: a number that is another one then does not round to that
-    of all layers, which are asked for then."""
-    params = traced.params
-    for one in out:
-        params = params and fewer_layers(params, one)
-    if params is not None:
-        few = in_float64(traced.flat, params, traced.batch)
-        exact = exact_constants(closed, few, rules, every=True)
-        if exact is not None:
-            return exact
-    wide = in_float64(traced.flat, traced.params, traced.batch)
-    wide = wide and _without(wide, traced.paths, out)
-    return exact_constants(closed, wide, rules)
-
-
-def _built(traced: Traced, programs: _Programs) -> Built | None:
+def _built(asked: Asked, programs: Programs) -> Built | None:
     """None where layers that were left out have no place to go back to."""
-    casts = own_casts(programs.closed, programs.narrow, traced.precision)
+    casts = own_casts(programs.closed, programs.narrow, asked.precision)
     if programs.out and casts.lost:  # told for every layer
         return None
-    gone = frozenset[str]().union(*(one.paths for one in programs.out))
-    inputs = _inputs(traced.params, traced.batch)
-    constants = Constants(traced.loss, [v.path for v in inputs])
-    draft = draft_of(programs.closed, inputs, programs.exact, programs.rules, constants, casts.at)
+    gone, own = programs.gone, frozenset(programs.paths)
+    inputs = _inputs(asked.params, asked.batch)
+    constants = Constants(asked.loss, [v.path for v in inputs])
+    given = [v for v in inputs if v.role != "parameter" or v.path in own]
+    draft = draft_of(programs.closed, given, programs.exact, programs.rules, constants, casts.at)
     left = tuple(v for v in draft.inputs if v.role != "parameter" or v.path not in gone)
     folding = _folded(replace(draft, inputs=left), programs.out)
     if folding is None:

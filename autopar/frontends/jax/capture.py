@@ -12,10 +12,10 @@ import jax
 import numpy as np
 
 from autopar.frontends.jax.aux import aux_of, results_of
-from autopar.frontends.jax.built import Traced, built
+from autopar.frontends.jax.built import Built, built, built_of_few
 from autopar.frontends.jax.constants import held_note
 from autopar.frontends.jax.counts import counts_of
-from autopar.frontends.jax.draws import drawn_entries, drawn_note, draws_of, with_counts
+from autopar.frontends.jax.draws import Draws, drawn_entries, drawn_note, draws_of, with_counts
 from autopar.frontends.jax.errors import (
     BatchError,
     BuildError,
@@ -26,6 +26,7 @@ from autopar.frontends.jax.errors import (
     NotFloating,
     NotScalarLoss,
 )
+from autopar.frontends.jax.few_layers import Asked, few_in_half
 from autopar.frontends.jax.inputs import (
     abstract_batch,
     abstract_parameters,
@@ -38,7 +39,7 @@ from autopar.frontends.jax.interpret import flat_parameters
 from autopar.frontends.jax.own_casts import HALF
 from autopar.frontends.jax.pairs import has_complex, without_complex
 from autopar.frontends.jax.remarks import remarks
-from autopar.frontends.shared.captured import Captured
+from autopar.frontends.shared.captured import Aux, Captured
 from autopar.frontends.shared.kept_state import KeptState
 from autopar.frontends.shared.places import UNKNOWN, declared, last_line
 from autopar.nouns.batch import BatchEntry, tokens_of
@@ -68,6 +69,11 @@ def capture(
     flat = results_of(loss) if has_aux else loss
     given = {n: v for n, v in batch.items() if not is_key(v)}
     entries = batch_entries(given, tuple(n for n in whole_inputs if n in given or n not in batch))
+    asked = Asked(loss, flat, params, batch, precision)
+    few = None if has_aux else few_in_half(asked)
+    made = None if few is None else built_of_few(asked, few)
+    if few is not None and made is not None:
+        return _captured(made, few.closed, asked, entries)
     closed, shapes = _jaxpr(loss, flat, params, batch, has_aux)
     draws = draws_of(flat, closed, params, batch)
     if draws is not None:
@@ -84,12 +90,25 @@ def capture(
     if has_complex(closed.jaxpr):
         flat = without_complex(flat)
         closed, shapes = _jaxpr(loss, flat, params, batch, has_aux)
-    samples = samples_of(entries)
-    made = built(Traced(loss, flat, closed, params, batch, precision))
+    samples_of(entries)  # an entry whose samples differ is told before what the loss does
+    made = built(replace(asked, flat=flat, batch=batch), closed)
+    aux = aux_of(shapes, made.results) if has_aux else None
+    return _captured(made, closed, asked, entries, draws, aux)
+
+
+def _captured(
+    made: Built,
+    closed: Any,
+    asked: Asked,
+    entries: tuple[BatchEntry, ...],
+    draws: Draws | None = None,
+    aux: Aux | None = None,
+) -> Captured:
     graph, casts = made.graph, made.casts
     named = flat_parameters(made.arrays, made.stacks)
     tensors = model_tensors(graph)
     held = {n: a for n, a in named.items() if n in tensors}
+    samples = samples_of(entries)
     if draws is not None:
         entries = (*entries, *drawn_entries(graph, entries, draws))
     return Captured(
@@ -100,9 +119,9 @@ def capture(
         tokens_of(entries),
         stacks=made.stacks,
         constants=held,
-        aux=aux_of(shapes, made.results) if has_aux else None,
+        aux=aux,
         draws=draws,
-        notes=(*remarks(closed, precision, casts), *held_note(held), *drawn_note(draws)),
+        notes=(*remarks(closed, asked.precision, casts), *held_note(held), *drawn_note(draws)),
     )
 
 

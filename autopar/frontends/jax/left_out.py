@@ -232,10 +232,12 @@ def _longer(node: Node, place: int, names: tuple[str, ...]) -> Node:
     return replace(node, attrs={**node.attrs, "instances": whole, "length": len(whole)})
 
 
-def fewer_layers(params: Any, out: LeftOut) -> Any:
-    """The tree of parameters without these layers, as a loss takes it that goes through its list of
-    them; None where they are no list."""
-    return _fewer(params, out.prefix.split(".") if out.prefix else [], out)
+def fewer_layers(params: Any, out: Sequence[LeftOut]) -> Any:
+    """The tree of parameters without these layers, as a loss takes it that goes through its lists
+    of them; None where they are no lists."""
+    for one in sorted(out, key=lambda one: one.first, reverse=True):  # places of others stay
+        params = params and _fewer(params, one.prefix.split(".") if one.prefix else [], one)
+    return params
 
 
 def _fewer(tree: Any, path: Sequence[str], out: LeftOut) -> Any:

@@ -122,6 +122,21 @@ def exact_constants(
     return constants
 
 
+def is_rounded(closed: Any, narrow: Any) -> bool:
+    """Whether ``narrow`` is the jaxpr ``closed`` in a narrower precision: the same up to casts,
+    with its numbers rounded."""
+    return all(
+        pair is not None and _is_rounded(*pair)
+        for pair in _aligned(closed.jaxpr, narrow.jaxpr, None)
+    )
+
+
+def _is_rounded(exact: Any, narrow: Any) -> bool:
+    kind = np.asarray(narrow.val).dtype
+    rounded = np.asarray(exact.val).astype(kind)
+    return rounded.tobytes() == np.asarray(narrow.val).tobytes()
+
+
 def _rounds_to(exact: float, narrow: Any, kind: Any) -> bool:
     """Whether ``narrow`` is ``exact`` in dtype ``kind``."""
     return not _is_limit(exact, kind) and bool(kind.type(exact) == narrow)
