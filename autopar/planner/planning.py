@@ -246,7 +246,7 @@ def _asked(
         graph = with_mlp_chunks(base, mlp)
         return in_chunks(_by_kernels(graph, pins, workload, cluster, options), loss)
 
-    def answer(mlp: int | None, search: Search) -> Answered:
+    def answer(mlp: int | None, search: Search, worth_s: float) -> Answered:
         plain = graph_of(mlp, None)
         loss = asked_chunks(
             plain, pins.loss_chunks, workload.framework, style, captured.samples, cluster
@@ -270,6 +270,7 @@ def _asked(
             verbose=options.verbose,
             framework=workload.framework,
             clips=workload.clip_norm is not None,
+            worth_s=worth_s,
         )
         check_reduce(question)
         question, loss, outcome = _searched(question, plain, cuts_of, loss, progress, search)

@@ -54,6 +54,8 @@ class Question:
     """Of each pipeline rank, where a file of them is pinned as the schedule."""
     clips: bool = False
     """Whether gradients are clipped by the norm of the whole."""
+    worth_s: float = float("inf")
+    """Seconds that a step must take less than: plans that do not are not looked for."""
 
     @property
     def policies(self) -> tuple[Recompute, ...]:

@@ -85,7 +85,7 @@ def _search(question: Question, progress: Progress) -> Outcome:
         raise LayoutError(f"--fix pp={pp} makes equal groups of devices, and there are {devices}")
     listed = _unshared(question, devices // pp)
     solver = Solver(question.searcher, progress, question.verbose)
-    alone, now = OneStage(question, solver), Standings(Alarms.of(question))
+    alone, now = OneStage(question, solver), Standings(Alarms.of(question), question.worth_s)
     families = _by_degree(listed) if pp == 1 else {}
     firsts: list[Solved] = []
     try:
@@ -164,7 +164,7 @@ def _steps(
     question = alone.question
     shared = {} if (question.pins.pp or 1) > 1 else _sharing(question, families)
     for repeats in (False, True):
-        if now.best is None:
+        if not repeats or now.best_s == float("inf"):
             own = {f.candidate.model: f for f in firsts if f.repeats == repeats}
             tried = {**{mesh: families[mesh] for mesh in own}, **({} if repeats else shared)}
             now = yield from try_families(alone, own, tried, now)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from autopar.lowering.lowered import Lowered
-from autopar.nouns.axes import TENSOR
+from autopar.nouns.axes import EXPERT, SEQUENCES, TENSOR
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.graph import DTYPE_BYTES, Graph
 from autopar.nouns.layout import CHUNKS, LayoutError
@@ -19,7 +19,7 @@ from autopar.planner.ask.question import Answer, Outcome, Question
 from autopar.planner.search.fewest import fewest_that_fit
 from autopar.planner.search.layouts import Progress, search_plan
 from autopar.planner.solve.solved import lowered_of
-from autopar.planner.solve.standings import NothingFits
+from autopar.planner.solve.standings import NothingFaster, NothingFits
 from autopar.planner.staged.in_full import priced_again
 from autopar.rules.loss_heads import AS_MANY_AS_IT_TAKES, KIND, LossHead, in_chunks, loss_heads
 from autopar.rules.terms import accumulated
@@ -98,6 +98,8 @@ def searched_in_chunks(
     try:
         outcome = search_plan(question, progress)
         chunks, outcome = _settled(question, outcome, plain, LEAST_ROWS)
+    except NothingFaster:
+        raise
     except NothingFits:
         progress(f"nothing fits with {LEAST_ROWS} rows of logits at a time; fewer are tried")
     else:
@@ -116,15 +118,16 @@ def _with_logits(
     best = outcome.best
     if not best.decided.stages:
         return None
-    tp = best.decided.candidate.model.size(TENSOR)
-    plain = whole()
-    pins = replace(plain.pins, pp=best.decided.pp, tp=tp)
-    asked = replace(plain, cluster=outcome.cluster, pins=pins)
+    model, plain = best.decided.candidate.model, whole()
+    worth_s = best.priced.time.total_s
+    cp, ep = model.ways(SEQUENCES), model.size(EXPERT)
+    pins = replace(plain.pins, pp=best.decided.pp, tp=model.size(TENSOR), cp=cp, ep=ep)
+    asked = replace(plain, cluster=outcome.cluster, pins=pins, worth_s=worth_s)
     try:
         other = search_plan(asked, progress)
     except (NothingFits, LayoutError):
         return None
-    if other.best.priced.time.total_s >= best.priced.time.total_s:
+    if other.best.priced.time.total_s >= worth_s:
         return None
     bound_s = min(outcome.lower_bound_s, other.lower_bound_s)
     return replace(outcome, best=other.best, lower_bound_s=bound_s)

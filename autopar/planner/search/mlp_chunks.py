@@ -35,6 +35,8 @@ from autopar.rules.feed_forwards import (
 from autopar.rules.work import extents
 
 Search = Callable[[Question, Progress], Outcome]
+ANY = float("inf")
+"""Seconds that every plan takes less than."""
 WORTH, LITTLE = 0.1, 0.01
 """Of a device's memory, which what stands between the products of a layer must take of one sample
 for chunks to be thought of; and where nothing fits."""
@@ -57,11 +59,11 @@ class Asked:
     """How a model's questions are asked.
 
     answer:   the question with so many chunks of feed-forward parts (None: none of it), by a
-              search; raises what that does.
+              search, of plans that take less than so many seconds; raises what that does.
     graph_of: the graph of so many, and of so many chunks of the loss head.
     """
 
-    answer: Callable[[int | None, Search], Answered]
+    answer: Callable[[int | None, Search, float], Answered]
     graph_of: Callable[[int | None, int | None], Graph]
 
 
@@ -120,18 +122,19 @@ def searched_mlp_chunks(
         or style != "eager"
         or (share <= LITTLE)
     ):
-        return asked.answer(pinned, search)
+        return asked.answer(pinned, search, ANY)
     whole: Answered | None = None
     try:
-        whole = asked.answer(None, search_plan)
+        whole = asked.answer(None, search_plan, ANY)
     except NothingFits:
         progress("nothing fits; feed-forward parts in chunks of tokens are tried")
     if whole is not None and (share <= WORTH or not _runs_again(whole.outcome)):
         return whole
+    worth_s = ANY if whole is None else whole.outcome.best.priced.time.total_s
     try:
-        cut = _settled(asked, asked.answer(AS_MANY_AS_IT_TAKES, search_plan))
+        cut = _settled(asked, asked.answer(AS_MANY_AS_IT_TAKES, search_plan, worth_s))
     except (NothingFits, LayoutError):
-        return whole if whole is not None else asked.answer(None, search)
+        return whole if whole is not None else asked.answer(None, search, ANY)
     if whole is None:
         return cut
     bound_s = min(whole.outcome.lower_bound_s, cut.outcome.lower_bound_s)

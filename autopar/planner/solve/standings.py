@@ -32,6 +32,7 @@ Family = tuple[int, Mesh, int, str, str]
 class Standings:
     """What a search has seen so far; each step of it gives the next.
 
+    worth_s: seconds that the best must take less than.
     tried:   candidates, and shapes of pipelines, that were looked at.
     bound_s: no plan that is looked at takes less.
     refused: why the first pipeline that could not be could not.
@@ -39,6 +40,7 @@ class Standings:
     """
 
     alarms: Alarms
+    worth_s: float = float("inf")
     best: Answer | None = None
     tightest: Answer | None = None
     tried: int = 0
@@ -51,8 +53,8 @@ class Standings:
 
     @property
     def best_s(self) -> float:
-        """Seconds of a step of the best so far."""
-        return float("inf") if self.best is None else self.best.priced.time.total_s
+        """Seconds of a step of the best so far; what is to be beaten."""
+        return self.worth_s if self.best is None else self.best.priced.time.total_s
 
     def runners_up(self, winner: Answer) -> tuple[RunnerUp, ...]:
         """The best of each family that lost, with why: first what fits, each part fastest first."""
@@ -82,7 +84,8 @@ def offer(now: Standings, answer: Answer) -> Standings:
     if not answer.priced.memory.fits:
         return _does_not_fit(now, answer)
     if now.best is None:
-        return replace(now, best=answer)
+        faster = answer.priced.time.total_s < now.worth_s
+        return replace(now, best=answer) if faster else lose(now, answer)
     if order(answer) < order(now.best):
         return lose(replace(now, best=answer), now.best)
     return lose(now, answer)
@@ -242,8 +245,14 @@ class NothingFits(DoesNotFit):
         self.tightest = tightest
 
 
+class NothingFaster(NothingFits):
+    """No plan is worth it: any takes as long as `Question.worth_s`, or does not fit."""
+
+
 def no_plan(question: Question, now: Standings, candidates: int) -> Exception:
     """The error to raise where there is none."""
+    if question.worth_s < float("inf"):
+        return NothingFaster(f"no plan takes less than {question.worth_s:.4g} s", now.tightest)
     for line in sentences(now.dropped):
         return Impossible(f"internal error: no layout is left. {line}")
     pp = question.pins.pp or 1
