@@ -206,7 +206,7 @@ def _number(literal: Any) -> object:
 
 
 def _setting(value: Any) -> object:
-    """What can be compared between two traces: jaxprs are, by their equations; functions are not."""
+    """What can be compared between two traces: jaxprs are by their equations, functions are not."""
     if isinstance(value, tuple | list):
         return [*map(_setting, value)]
     if value is None or isinstance(value, bool | int | float | complex | str):
