@@ -37,7 +37,7 @@ from autopar.frontends.jax.inputs import (
 from autopar.frontends.jax.interpret import flat_parameters
 from autopar.frontends.jax.own_casts import HALF
 from autopar.frontends.jax.pairs import has_complex, without_complex
-from autopar.frontends.jax.remarks import remarks
+from autopar.frontends.jax.remarks import remarks, untrained_note
 from autopar.frontends.shared.captured import Captured
 from autopar.frontends.shared.kept_state import KeptState
 from autopar.frontends.shared.places import UNKNOWN, declared, last_line
@@ -102,7 +102,12 @@ def capture(
         constants=held,
         aux=aux_of(shapes, made.results) if has_aux else None,
         draws=draws,
-        notes=(*remarks(closed, precision, casts), *held_note(held), *drawn_note(draws)),
+        notes=(
+            *remarks(closed, precision, casts),
+            *held_note(held),
+            *drawn_note(draws),
+            *untrained_note(made.untrained),
+        ),
     )
 
 

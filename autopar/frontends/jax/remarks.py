@@ -22,6 +22,17 @@ def remarks(closed: Any, precision: str, casts: OwnCasts) -> tuple[str, ...]:
     return (*notes, *([_lost(precision, casts.lost)] if casts.lost else ()))
 
 
+def untrained_note(names: Sequence[str]) -> tuple[str, ...]:
+    """What is told of parameters that the loss gives no gradient; nothing where there are none."""
+    if not names:
+        return ()
+    return (
+        f"The loss gives {len(names)} parameter{'s' if names[1:] else ''} no gradient (unread, or "
+        f"under stop_gradient), so zeros, with which the optimizer steps as on one device: "
+        f"{first_of(names, NAMED)}. In a script frozen=... spares them state and steps.",
+    )
+
+
 def _recomputed(jaxpr: Any) -> Iterator[str]:
     by_policy: dict[str, list[str]] = {}
     for eqn in _equations(jaxpr):
