@@ -249,7 +249,7 @@ def _group_norm(site: Site) -> Expr:
 def _batch_norm(site: Site) -> Expr:
     training = bool(site.attrs.get("training", True))
     options = differing(site.attrs, {"momentum": 0.1} if training else {}) + _eps(site)
-    if any(o.steps for o in site.at.operands if site.role(o.name) == "buffer") and training:
+    if site.attrs.get("updates_buffers") and any(o.steps for o in site.at.operands[-2:]):
         raise EmitError(f"{site.at.op.name}: running statistics must be stored as they are used")
     more = [*site.beside] if training else ["training=False"]
     names = ["weight", "bias"] if site.attrs.get("affine", len(site.args) in (3, 5)) else []
