@@ -258,6 +258,8 @@ def _batch_norm(site: Site) -> Expr:
     if len(held) == 4:
         if layer := _called(site, "BatchNorm", held, [site.args[0].text, *more], options):
             return layer
+    if site.attrs.get("updates_buffers"):  # evaluation takes them as they are
+        more.append("training=self.training")
     given = [f"{name}={arg.text}" for name, arg in held.items()]
     arguments = [site.args[0].text, *given, *options, *more]
     return Expr(call("batch_norm", arguments), weight=HEAVY)
