@@ -199,6 +199,48 @@ def test_statistics_of_layers_whose_weights_are_read_elsewhere_too() -> None:
         check(emitted(made, random_stage(made, Mesh.parse(mesh), 1, seed)), model, batch())
 
 
+class Teacher(nn.Module):
+    """A frozen copy of equal layers, which the forward moves towards them in every way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.online, self.target = (
+            nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(3)))
+            for _ in range(2)
+        )
+        self.target.requires_grad_(False)
+
+    @torch.no_grad()
+    def update(self) -> None:
+        pairs = [*zip(self.online.parameters(), self.target.parameters(), strict=True)]
+        for online, target in pairs[:2]:
+            target.data = target.data * 0.9 + online.data * 0.1
+        for online, target in pairs[2:4]:
+            target.data.mul_(0.9).add_(online.data, alpha=0.1)
+        for online, target in pairs[4:]:
+            target.lerp_(online, 0.1)
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        self.update()
+        with torch.no_grad():
+            taught = self.target(x)
+        loss: Tensor = (self.online(x) - taught).square().mean() + 0 * labels.sum()
+        return loss
+
+
+def made_teacher() -> Teacher:
+    torch.manual_seed(0)
+    return Teacher()
+
+
+def test_frozen_parameters_that_the_forward_moves_are_held_as_buffers() -> None:
+    model, made = made_teacher(), capture_of(made_teacher, batch)
+    averages = {n for n, t in made.tensors.items() if t.role == "buffer"}
+    assert averages == {n for n, _ in model.named_parameters() if n.startswith("target")}
+    for seed, mesh in enumerate(("tp=2", "dp_shard=2 x tp=2")):
+        check(emitted(made, random_stage(made, Mesh.parse(mesh), 1, seed)), model, batch())
+
+
 class Table(nn.Module):
     u: Tensor
 
