@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import fx, nn
 
+from autopar.frontends.pytorch.lift import TRANSFORMS
 from autopar.frontends.pytorch.lifter import ASSIGNED, is_inplace, viewed
 from autopar.frontends.pytorch.trace import Trace
 from autopar.torch_private.ops import op_name
@@ -38,6 +39,8 @@ def _written(graph: fx.Graph, root: nn.Module) -> set[int]:
             shares[node] = id(operator.attrgetter(str(node.target))(root))
         if node.op != "call_function":
             continue
+        if getattr(node.target, "__name__", "") in TRANSFORMS:
+            break  # refused where it is lifted
         given: Any = node.args[0] if node.args else None
         into: Any = node.kwargs.get("out")
         writes = is_inplace(node.target) or op_name(node.target) == ASSIGNED
