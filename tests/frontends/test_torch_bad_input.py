@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import orthogonal
 
 from autopar.frontends.loading import LoadError, load_workload
-from autopar.frontends.pytorch import capture, errors
+from autopar.frontends.pytorch import build, capture, errors
 from autopar.nouns.errors import UserError
 from autopar.nouns.workload import Workload, WorkloadError, parallelize
 
@@ -191,6 +192,21 @@ def test_a_constructor_may_read_small_values() -> None:
     graph = capture(Workload(model=model, batch=batch)).graph
     (scale,) = (op for op in graph.ops if op.kind == "mul")
     assert scale.attrs["other"] == 0.5
+
+
+def test_a_constructor_may_read_weights_of_a_small_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    def model() -> nn.Module:
+        made = Model(torch.mean)
+        orthogonal(made.linear)  # asks whether it is already
+        return made
+
+    state = torch.get_rng_state()
+    graph = capture(Workload(model=model, batch=batch)).graph
+    assert "linear.parametrizations.weight.original" in dict(graph.parameters())
+    assert torch.equal(torch.get_rng_state(), state)
+    monkeypatch.setattr(build, "WHOLE", 64)
+    with pytest.raises(errors.BuildError, match=r"meta tensors\n.*\n.*large tensors, of which"):
+        capture(Workload(model=model, batch=batch))
 
 
 # -- workloads and files --------------------------------------------------------------------------
