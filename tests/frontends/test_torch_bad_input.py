@@ -184,6 +184,24 @@ def test_a_constructor_that_fails() -> None:
         capture(Workload(model=model, batch=batch))
 
 
+@pytest.mark.parametrize(
+    ("table", "advice"),
+    [
+        (lambda: nn.Embedding(4, D, sparse=True), "leave sparse out"),
+        (lambda: nn.EmbeddingBag(4, D, sparse=True, mode="sum"), "leave sparse out"),
+        (lambda: nn.EmbeddingBag(4, D, scale_grad_by_freq=True), "weigh the rows"),
+    ],
+)
+def test_a_table_whose_gradients_are_others(table: Callable[[], nn.Module], advice: str) -> None:
+    class Looked(Model):
+        def __init__(self) -> None:
+            super().__init__(lambda x: self.table(x.argmax(1, keepdim=True) % 4).mean())
+            self.table = table()
+
+    with pytest.raises(errors.UnsupportedOpError, match=rf"test_torch_bad_input.*{advice}"):
+        capture(Workload(model=Looked, batch=batch))
+
+
 def test_a_constructor_may_read_small_values() -> None:
     def model() -> nn.Module:
         rates = [rate.item() for rate in torch.linspace(0, 0.5, 3)]

@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from autopar.frontends.pytorch import ir
-from autopar.frontends.pytorch.aten_bags import embedding_bag
+from autopar.frontends.pytorch.aten_bags import check_gradients, embedding_bag
 from autopar.frontends.pytorch.aten_call import Call, Lift, Unliftable, torch_call
 from autopar.frontends.pytorch.aten_complex import lift_complex, meets_complex
 from autopar.frontends.pytorch.aten_elementwise import ELEMENTWISE, REDUCTIONS, thin
@@ -252,8 +252,7 @@ def _weight_norm(call: Call) -> Value:
 
 def _embedding(call: Call) -> Value:
     ids, weight, padding = call["indices"], call["weight"], call["padding_idx"]
-    if call["sparse"] or call["scale_grad_by_freq"]:
-        raise Unliftable
+    check_gradients(call)
     padding = padding if padding is not None and padding >= 0 else None
     shape = (*ids.shape, weight.shape[1])
     return call.lifter.emit("embedding", [ids, weight], shape, weight.dtype, padding_idx=padding)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from autopar.frontends.pytorch.aten_call import Call, Unliftable, torch_call
+from autopar.frontends.pytorch.aten_call import Call, torch_call
+from autopar.frontends.pytorch.errors import UnsupportedOpError
 from autopar.frontends.pytorch.ir import Value
 
 _MEAN, _MAX = 1, 2
@@ -14,8 +15,12 @@ _MEAN, _MAX = 1, 2
 def embedding_bag(call: Call) -> list[Value | None]:
     """Bags of one size are rows of a lookup that are put together; others are added up by the bag
     that each row is in. A row of padding is in no bag."""
-    if call["sparse"] or call["scale_grad_by_freq"] or call["include_last_offset"]:
-        raise Unliftable
+    check_gradients(call)
+    if call["include_last_offset"]:
+        raise UnsupportedOpError(
+            f"{call.lifter.source}: an embedding bag with include_last_offset=True: give the "
+            "offsets without the last one, and leave it out"
+        )
     ids, offsets, nodes = call["indices"], call["offsets"], call.lifter.nodes
     first = call.several[0]
     steps = next((n for n in nodes if offsets in n.outputs and n.kind == "arange"), None)
@@ -23,6 +28,21 @@ def embedding_bag(call: Call) -> list[Value | None]:
     even = steps is not None and (steps.attrs["start"], steps.attrs["step"]) == (0, size)
     made = _even_bags(call, size, first) if even else _uneven_bags(call, first)
     return [made, None, None, None]
+
+
+def check_gradients(call: Call) -> None:
+    """Raises `UnsupportedOpError` for tables whose gradients are others than those of a lookup."""
+    if call["sparse"]:
+        raise UnsupportedOpError(
+            f"{call.lifter.source}: a table with sparse=True, whose gradient is some rows, which "
+            "no program adds up over ranks: leave sparse out; the numbers are the same"
+        )
+    if call["scale_grad_by_freq"]:
+        raise UnsupportedOpError(
+            f"{call.lifter.source}: a table with scale_grad_by_freq=True, whose gradients are "
+            "divided by how often the batch has each row: leave it out, or weigh the rows that "
+            "are looked up"
+        )
 
 
 def _even_bags(call: Call, size: int, like: Value) -> Value:
@@ -77,7 +97,10 @@ def _uneven_bags(call: Call, like: Value) -> Value:
     """ids [n], offsets [b], where each bag begins -> [b, d]."""
     ids, offsets, lifter = call["indices"], call["offsets"], call.lifter
     if call["mode"] == _MAX:
-        raise Unliftable
+        raise UnsupportedOpError(
+            f'{lifter.source}: an embedding bag of mode "max" whose bags have different sizes: '
+            "give ids [samples, size], filled up with padding_idx"
+        )
     count, (bags, width), dtype = ids.shape[0], like.shape, like.dtype
     steps = lifter.arange(count, offsets.dtype)
     search = torch_call("aten.searchsorted.Tensor", "%0", "%1", right=True)
