@@ -162,7 +162,8 @@ def internal_collectives(op: LoweredOp, mesh: Mesh, pieces: int = 1) -> Iterator
     local = extents(op.bound, op.strategy, mesh)
     for each in op.bound.rule.implementations:
         axes = [a for a, c in op.strategy.choices if c == each.choice and mesh.size(a) > 1]
-        for inside, (i, axis) in product(each.moves, enumerate(axes)):
+        moves = [inside for inside in each.moves if _is_made(inside, op)]
+        for inside, (i, axis) in product(moves, enumerate(axes)):
             names = factor_names(op.bound, inside.dims)
             chunked = op.bound.rule.chunked
             if chunked is not None and chunked.factor in names:
@@ -186,6 +187,14 @@ def internal_collectives(op: LoweredOp, mesh: Mesh, pieces: int = 1) -> Iterator
             moved = Collective(inside.kind, axis, size)
             most = 1.0 if inside.ahead else busiest(op.bound, op.strategy, mesh)
             yield Inside(inside.direction, moved, times, inside.dtype, most)
+
+
+def _is_made(inside: Internal, op: LoweredOp) -> bool:
+    """Whether it runs: those of backward do where a gradient is asked for that needs them."""
+    asking = [operand.differentiable for operand in op.operands]
+    if inside.direction == "forward":
+        return True
+    return any(asking) if inside.needed_by is None else asking[inside.needed_by]
 
 
 def _rounds(shift: Internal, rows: int, ways: Sequence[int]) -> list[int]:

@@ -74,7 +74,7 @@ def _batch_norm(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...
     moves = (
         Internal("all_reduce", "forward", ("c",), 1, dtype),
         Internal("all_reduce", "forward", ("c",), 1, dtype),
-        Internal("all_reduce", "backward", ("c",), 2, dtype),
+        Internal("all_reduce", "backward", ("c",), 2, dtype, needed_by=0),
     )
     return Rule(
         text([image, *[["c"]] * (len(operands) - 1)], [image]),

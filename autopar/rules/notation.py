@@ -65,7 +65,8 @@ class Internal(TupleRecord):
     ``count``, in ``dtype``. A shift is made as often as there are other ranks, or as there are such
     that have what a rank wants where that begins ``back`` before its own piece; all else once.
     ``ahead``: it goes from axis to axis, the innermost first, and is of what lies behind each: it
-    has those extents for every rank along the axes that are still to come.
+    has those extents for every rank along the axes that are still to come. ``needed_by``: the
+    operand for whose gradient one of backward is made; None: for that of any.
     """
 
     kind: str
@@ -75,6 +76,7 @@ class Internal(TupleRecord):
     dtype: str
     ahead: bool = False
     back: int | None = None
+    needed_by: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,7 @@ def recompute(
     keep_collectives: bool = False,
     keep_products: bool = False,
     keep_routes: bool = False,
+    updated: Sequence[int] = (),
 ) -> Any:
     """``function(*args)``, whose forward runs again in backward.
 
@@ -44,6 +45,7 @@ def recompute(
     attention in kernels that do not write the scores out.
     ``keep_routes``: so are the best few of rows. Found again they could be others where two are
     almost equal, and tokens would go back by other experts than they came.
+    ``updated``: the arguments, by number, that the forward writes: running statistics.
     """
     policy = _products if keep_products else _collectives if keep_collectives else None
     rings = policy is not None
@@ -52,7 +54,9 @@ def recompute(
     for seen in _watched:
         seen[SELECTIVE if keep_products else COMPUTE if keep_collectives else FULL] += 1
 
-    held = _running(function)
+    held = [*_running(function), *(args[i] for i in updated)]
+    if updated:
+        function, args = _without(function, args, updated)
     selective = partial(create_selective_checkpoint_contexts, policy)
     if rings and not torch.compiler.is_compiling():
         selective = partial(_with_rings, selective)
@@ -101,6 +105,20 @@ def _running(function: Callable[..., Any]) -> list[torch.Tensor]:
     modules = function.modules() if isinstance(function, nn.Module) else ()
     held = [buffers_of(m)[name] for m in modules for name in RUNNING if name in buffers_of(m)]
     return [b for b in held if b is not None]
+
+
+def _without(
+    function: Callable[..., Any], args: Sequence[Any], updated: Sequence[int]
+) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """``function`` of its other arguments, and these: what is written may not be among those that
+    a checkpoint saves."""
+    written = {i: args[i] for i in updated}
+
+    def called(*others: Any) -> Any:
+        rest = iter(others)
+        return function(*(written[i] if i in written else next(rest) for i in range(len(args))))
+
+    return called, tuple(a for i, a in enumerate(args) if i not in written)
 
 
 @contextmanager

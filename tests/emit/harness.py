@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import types
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -104,7 +104,13 @@ def reference(model: nn.Module, batch: Tensors) -> Result:
         loss = loss_of(model(**batch))
     torch.autograd.backward(loss)
     gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
-    return Result(loss.detach(), gradients, [], dict(model.named_buffers()))
+    return Result(loss.detach(), gradients, [], dict(_unstepped(model)))
+
+
+def _unstepped(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """What the forward alone may change."""
+    yield from model.named_buffers()
+    yield from ((n, p) for n, p in model.named_parameters() if not p.requires_grad)
 
 
 def run(made: Emitted, model: nn.Module, batch: Tensors, half: bool = False) -> Result:
@@ -243,7 +249,7 @@ def check(
         assert error < tolerance, f"gradient of {name}: {error:.2e}"
     for name, buffer in wanted.buffers.items():
         last = name.rpartition(".")[2]
-        given = dict(model.named_buffers())[name]
+        given = dict(_unstepped(model))[name]
         changed = given.isnan().any() or not torch.equal(buffer.to(given.dtype), given)
         if changed and last != "num_batches_tracked":
             assert name in result.buffers, f"{name} is not updated"

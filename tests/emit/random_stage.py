@@ -44,7 +44,11 @@ class Chooser:
 
     def spread(self) -> Spread:
         for name, block in self.captured.graph.blocks.items():
-            entering = {n: self._entering(name, block.body.tensors[n]) for n in block.body.inputs}
+            updated = updated_buffers(block.body.ops)
+            entering = {
+                n: Sharding() if n in updated else self._entering(name, block.body.tensors[n])
+                for n in block.body.inputs
+            }
             self._graph(block.body, name, entering)
         self._graph(self.captured.graph, None, {})
         return Spread(self.stage_mesh, self.ops, self.shared, self.parameters)
@@ -125,7 +129,10 @@ class Chooser:
             every = [str(s) for s in strategies(bound, self.model, any(out))] or ["whole"]
             data = self.flow.choices[key(block, op.name)]
             # Statistics that several calls update are held whole.
-            shares = any(_is_statistic(op, n, graph) and readers[n] > 1 for n in op.inputs)
+            shares = any(
+                _is_statistic(op, n, graph) and (readers[n] > 1 or n in graph.inputs)
+                for n in op.inputs
+            )
             for attempt in range(12):
                 chosen = self.random.choice(every)
                 if attempt == 11 or shares or self.random.random() < self.whole:
@@ -168,7 +175,8 @@ class Chooser:
 
 
 def _is_statistic(op: Op, name: str, graph: Graph) -> bool:
-    return op.kind == "batch_norm" and graph.tensors[name].role == "buffer"
+    held = graph.tensors[name].role == "buffer" or name in updated_buffers([op])
+    return op.kind == "batch_norm" and held
 
 
 def _combined(model: str, data: str, mesh: Mesh):  # type: ignore[no-untyped-def]

@@ -167,6 +167,82 @@ def test_what_the_batch_does_not_decide_goes_with_microbatches() -> None:
     check(again, model, batch(), issued=False)
 
 
+class Penalised(nn.Module):
+    """Equal layers with batch norms, each called twice, whose weights the loss reads too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.ReLU())
+            for _ in range(2)
+        )
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        h = x.flatten(0, 1)
+        for layer in (*self.layers, *self.layers):
+            h = h + layer(h)
+        penalty = torch.stack([p.square().sum() for p in self.parameters()]).sum()
+        return F.cross_entropy(h[:, :CLASSES], labels.flatten()) + 0.01 * penalty
+
+
+def made_penalised() -> Penalised:
+    torch.manual_seed(0)
+    return Penalised()
+
+
+def test_statistics_of_layers_whose_weights_are_read_elsewhere_too() -> None:
+    """A layer is given its weights and its statistics, which a part of them would leave behind."""
+    model, made = made_penalised(), capture_of(made_penalised, batch)
+    given = [name for block in made.graph.blocks.values() for name in block.body.inputs]
+    assert any("running_mean" in name for name in given)
+    for seed, mesh in enumerate(("tp=4", "dp_shard=2 x tp=2", "tp=2")):
+        stage = random_stage(made, Mesh.parse(mesh), 1, seed)
+        check(emitted(made, stage), model, batch())
+    check(emitted(made, stage, recompute="full"), model, batch(), issued=False)
+
+
+class Teacher(nn.Module):
+    """A frozen copy of equal layers, which the forward moves towards them in every way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.online, self.target = (
+            nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(3)))
+            for _ in range(2)
+        )
+        self.target.requires_grad_(False)
+
+    @torch.no_grad()
+    def update(self) -> None:
+        pairs = [*zip(self.online.parameters(), self.target.parameters(), strict=True)]
+        for online, target in pairs[:2]:
+            target.data = target.data * 0.9 + online.data * 0.1
+        for online, target in pairs[2:4]:
+            target.data.mul_(0.9).add_(online.data, alpha=0.1)
+        for online, target in pairs[4:]:
+            target.lerp_(online, 0.1)
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        self.update()
+        with torch.no_grad():
+            taught = self.target(x)
+        loss: Tensor = (self.online(x) - taught).square().mean() + 0 * labels.sum()
+        return loss
+
+
+def made_teacher() -> Teacher:
+    torch.manual_seed(0)
+    return Teacher()
+
+
+def test_frozen_parameters_that_the_forward_moves_are_held_as_buffers() -> None:
+    model, made = made_teacher(), capture_of(made_teacher, batch)
+    averages = {n for n, t in made.tensors.items() if t.role == "buffer"}
+    assert averages == {n for n, _ in model.named_parameters() if n.startswith("target")}
+    for seed, mesh in enumerate(("tp=2", "dp_shard=2 x tp=2")):
+        check(emitted(made, random_stage(made, Mesh.parse(mesh), 1, seed)), model, batch())
+
+
 class Table(nn.Module):
     u: Tensor
 

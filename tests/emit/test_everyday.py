@@ -67,6 +67,9 @@ LOSSES: dict[str, Loss] = {
     "positive weights": lambda x, y: F.binary_cross_entropy_with_logits(
         x, _hot(y), pos_weight=torch.linspace(1, 3, CLASSES)
     ),
+    "weights and positive weights": lambda x, y: F.binary_cross_entropy_with_logits(
+        x, _hot(y), _hot(y) + 0.5, pos_weight=torch.linspace(1, 3, CLASSES)
+    ),
     "mse": lambda x, y: F.mse_loss(x, _hot(y)),
     "l1": lambda x, y: F.l1_loss(x, _hot(y), reduction="sum"),
     "smooth l1": lambda x, y: F.smooth_l1_loss(x, _hot(y), beta=0.5),

@@ -15,6 +15,7 @@ from tests.emit.random_stage import random_stage
 from tests.emit.test_rewrites import Changed
 
 fft = torch.fft
+WINDOW = torch.hann_window(6)
 CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
     "real part of two dims": lambda x: fft.fftn(x, dim=(1, 2)).real,
     "pairs": lambda x: torch.view_as_real(fft.fft(x)),
@@ -27,6 +28,22 @@ CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
     "of real numbers back": lambda x: fft.ifft(x, dim=1).imag,
     "hermitian": lambda x: fft.hfft(torch.complex(x, x), dim=2, norm="forward"),
     "sizes of the last dims": lambda x: fft.fftn(x, s=(7, 5)).imag,
+    "short-time": lambda x: torch.stft(
+        x.flatten(1), 8, 4, 6, WINDOW, pad_mode="reflect", return_complex=True
+    ).abs(),
+    "short-time, whole frames alone": lambda x: (
+        torch.stft(
+            x.flatten(1),
+            8,
+            3,
+            5,
+            WINDOW[1:],
+            center=False,
+            normalized=True,
+            onesided=False,
+            return_complex=True,
+        ).imag
+    ),
     "all dims of a part": lambda x: torch.stack(
         [fft.ihfftn(x[:, :, i::2], dim=(1, 2)).real for i in (0, 1)]
     ),

@@ -52,6 +52,21 @@ def _bags(m: Any, h: Tensor, order: Tensor) -> Tensor:
     return h + bags[:, None]
 
 
+def _padded_bags(m: Any, h: Tensor, order: Tensor) -> Tensor:
+    """Bags of one size of every mode, the first of padding alone, and those of other sizes."""
+    ids = (h.detach().abs()[:, :3, 0] * 3).long().clamp(max=9)
+    ids = torch.where(order[:, None] == 0, 2, ids)
+    weights, table = h[:, :3, 1], m.table.weight
+    bags = F.embedding_bag(ids, table, mode="sum", per_sample_weights=weights, padding_idx=2)
+    bags = bags * F.embedding_bag(ids, table, mode="max", padding_idx=2)
+    bags = bags + F.embedding_bag(ids, table, mode="mean", padding_idx=2)
+    bags = bags + F.embedding_bag(ids, table, mode="sum", per_sample_weights=weights)
+    begins, flat = torch.tensor([0, 2, 2, 7]), ids.flatten()
+    bags = bags + F.embedding_bag(flat, table, begins, mode="mean", padding_idx=2)
+    given: Any = {"mode": "sum", "per_sample_weights": weights.flatten(), "padding_idx": 2}
+    return h + (bags + F.embedding_bag(flat, table, begins, **given))[:, None]
+
+
 def _written_by_a_mask(m: Any, h: Tensor, order: Tensor) -> Tensor:
     made = h.new_zeros(h.shape)
     made[..., m.keep] = h[..., :KEPT] * 2
@@ -77,6 +92,7 @@ BODIES: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
     "mixed and drawn": lambda m, h, order: F.dropout(h.flip(0), 0.5),
     "heads before the batch": _heads_before_the_batch,
     "bags": _bags,
+    "padded and weighted bags": _padded_bags,
     "written by a mask": _written_by_a_mask,
     "strided": _strided,
     "windows": lambda m, h, order: h.unfold(1, 3, 2).mean(-1),

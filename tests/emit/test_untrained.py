@@ -62,6 +62,20 @@ class Frozen(Stack):
         self.heads.requires_grad_(False)
 
 
+class Normed(Stack):
+    """Batch norms that no gradient passes: of the input itself, and of a frozen branch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.input_norm = nn.BatchNorm1d(D)
+        self.teacher = nn.Sequential(nn.Linear(D, D), nn.BatchNorm1d(D)).requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        taught = self.teacher(x)
+        x = self.first(self.input_norm(x))
+        return (self.layers[0](x) - taught).square().mean(-1).mean()  # type: ignore[no-any-return]
+
+
 def batch() -> dict[str, Tensor]:
     torch.manual_seed(1)
     return {"x": torch.randn(B, D)}
@@ -72,6 +86,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], int, str]] = {
     "in every layer": (lambda: Stack(spare=True), 9, "layers.0.spare.weight"),
     "stopped": (lambda: Stopped(pooler=True), 14, "layers.1.up.weight"),
     "frozen": (Frozen, 0, ""),
+    "batch norms": (Normed, 8, "layers.1.up.weight"),
 }
 
 

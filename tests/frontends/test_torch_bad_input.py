@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import orthogonal
 
 from autopar.frontends.loading import LoadError, load_workload
-from autopar.frontends.pytorch import capture, errors
+from autopar.frontends.pytorch import build, capture, errors
 from autopar.nouns.errors import UserError
 from autopar.nouns.workload import Workload, WorkloadError, parallelize
 
@@ -183,6 +184,24 @@ def test_a_constructor_that_fails() -> None:
         capture(Workload(model=model, batch=batch))
 
 
+@pytest.mark.parametrize(
+    ("table", "advice"),
+    [
+        (lambda: nn.Embedding(4, D, sparse=True), "leave sparse out"),
+        (lambda: nn.EmbeddingBag(4, D, sparse=True, mode="sum"), "leave sparse out"),
+        (lambda: nn.EmbeddingBag(4, D, scale_grad_by_freq=True), "weigh the rows"),
+    ],
+)
+def test_a_table_whose_gradients_are_others(table: Callable[[], nn.Module], advice: str) -> None:
+    class Looked(Model):
+        def __init__(self) -> None:
+            super().__init__(lambda x: self.table(x.argmax(1, keepdim=True) % 4).mean())
+            self.table = table()
+
+    with pytest.raises(errors.UnsupportedOpError, match=rf"test_torch_bad_input.*{advice}"):
+        capture(Workload(model=Looked, batch=batch))
+
+
 def test_a_constructor_may_read_small_values() -> None:
     def model() -> nn.Module:
         rates = [rate.item() for rate in torch.linspace(0, 0.5, 3)]
@@ -191,6 +210,21 @@ def test_a_constructor_may_read_small_values() -> None:
     graph = capture(Workload(model=model, batch=batch)).graph
     (scale,) = (op for op in graph.ops if op.kind == "mul")
     assert scale.attrs["other"] == 0.5
+
+
+def test_a_constructor_may_read_weights_of_a_small_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    def model() -> nn.Module:
+        made = Model(torch.mean)
+        orthogonal(made.linear)  # asks whether it is already
+        return made
+
+    state = torch.get_rng_state()
+    graph = capture(Workload(model=model, batch=batch)).graph
+    assert "linear.parametrizations.weight.original" in dict(graph.parameters())
+    assert torch.equal(torch.get_rng_state(), state)
+    monkeypatch.setattr(build, "WHOLE", 64)
+    with pytest.raises(errors.BuildError, match=r"meta tensors\n.*\n.*large tensors, of which"):
+        capture(Workload(model=model, batch=batch))
 
 
 # -- workloads and files --------------------------------------------------------------------------

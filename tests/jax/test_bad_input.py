@@ -83,7 +83,7 @@ CASES: dict[str, tuple[Callable[..., Any], type[UserError], str]] = {
         r"test_bad_input\.py:\d+.*tanh of complex numbers.*: keep",
     ),
     "branch": (branch, ControlFlow, r"jnp\.where"),
-    "unused": (lambda p, b: jnp.mean(b["x"]), ParameterWithoutGradient, "1 of 1 parameters: w"),
+    "unused": (lambda p, b: jnp.mean(b["x"]), ParameterWithoutGradient, "none of its 1 par"),
     "detached": (detached, ParameterWithoutGradient, "w"),
     "layers_and_whole": (layers_and_whole, CaptureError, "'w' holds the layers of a scan"),
     "constant": (with_rule, LargeConstant, "131072 elements"),

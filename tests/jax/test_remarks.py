@@ -46,6 +46,15 @@ def test_a_checkpoint_is_told_with_its_policy(policy: Any, name: str) -> None:
     assert re.search(name, note)
 
 
+def test_a_checkpoint_that_a_scan_calls_is_told_with_the_place_of_its_body() -> None:
+    @partial(jax.checkpoint, policy=POLICIES.dots_saveable)
+    def body(x: Any, _: Any) -> tuple[Any, None]:
+        return jnp.sin(x), None
+
+    (note,) = notes(lambda x: jax.lax.scan(body, x, None, length=3)[0])
+    assert "test_remarks.py:" in note
+
+
 def test_a_sharding_constraint_is_told_with_its_spec() -> None:
     mesh = jax.make_mesh((1,), ("model",), axis_types=(jax.sharding.AxisType.Auto,))
     where = NamedSharding(mesh, PartitionSpec("model"))

@@ -194,7 +194,7 @@ def test_bytes_kept_of_blocks_of_two_kinds(recompute: str) -> None:
         {"keep_products": True, "keep_routes": True},
     ],
 )
-def test_what_recomputes_compiles(keep: dict[str, bool]) -> None:
+def test_what_recomputes_compiles(keep: dict[str, Any]) -> None:
     block, x = Block(False, 0.0), torch.randn(BATCH, LENGTH, WIDTH)
 
     def loss(x: Tensor) -> Tensor:

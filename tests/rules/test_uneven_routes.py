@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from autopar.lowering.issued import internal_collectives
-from autopar.lowering.lowered import LoweredOp
+from autopar.lowering.lowered import LoweredOp, Operand
 from autopar.nouns.graph import Graph, Op, Tensor
 from autopar.nouns.imbalance import Imbalance, ImbalanceError, busiest_rank, parse
 from autopar.nouns.mesh import Mesh
+from autopar.nouns.sharding import Sharding
 from autopar.rules.notation import BoundRule
 from autopar.rules.registry import bind
 from autopar.rules.strategies import Strategy
@@ -114,8 +115,9 @@ def test_memory_is_of_the_worst_step_and_of_where_rows_are() -> None:
 
 
 def test_exchanged_rows_are_issued_evenly_and_priced_as_the_most_that_come_to_one() -> None:
+    read = Operand("x", Sharding(), (), True)
     inside, before = (
-        list(internal_collectives(LoweredOp(*bound(each)[1:], DISPATCHED, (), ()), MESH))
+        list(internal_collectives(LoweredOp(*bound(each)[1:], DISPATCHED, (read,), ()), MESH))
         for each in (Imbalance(1.5, 2.0), None)
     )
     assert [i.collective for i in inside] == [i.collective for i in before]

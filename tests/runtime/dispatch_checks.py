@@ -35,7 +35,7 @@ from tests.runtime.expert_cases import (
 )
 
 Around = Callable[..., Tensor]
-AGAIN: dict[str, dict[str, bool]] = {
+AGAIN: dict[str, dict[str, Any]] = {
     "all": {},
     "collectives kept": {"keep_collectives": True},
     "routes kept": {"keep_routes": True},
@@ -76,7 +76,7 @@ def every_case(meshes: dict[str, Ranks]) -> dict[str, Any]:
     return made
 
 
-def again(meshes: dict[str, Ranks], kept: dict[str, bool]) -> dict[str, Any]:
+def again(meshes: dict[str, Ranks], kept: dict[str, Any]) -> dict[str, Any]:
     """Recomputed in backward, whatever of it is kept."""
 
     def around(run: Around, *tensors: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from tests.runtime.ring_ranks import Case, cut, operands, shifts
 PIECES = 4
 
 
-def on_ranks(case: Case, options: dict[str, bool] | None) -> tuple[list[list[Tensor]], int]:
+def on_ranks(case: Case, options: dict[str, Any] | None) -> tuple[list[list[Tensor]], int]:
     """Gradients of each rank, and how often one shifts; ``options`` None: nothing recomputed."""
     given = operands(case)
 
@@ -56,7 +56,7 @@ def on_ranks(case: Case, options: dict[str, bool] | None) -> tuple[list[list[Ten
     ],
 )
 def test_gradients_are_the_same_and_a_kept_ring_goes_around_once(
-    name: str, options: dict[str, bool], times: int
+    name: str, options: dict[str, Any], times: int
 ) -> None:
     case = CASES[name]
     right, plain = on_ranks(case, None)

@@ -87,6 +87,14 @@ class Normed(Points):
         return super().forward(self.norm(x), y)
 
 
+class NormedAlone(Normed):
+    """By statistics without a scale."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(3, affine=False)
+
+
 def folder_of(make: type[nn.Module], tmp_path: Path, fix: Any = (), devices: int = 1) -> Any:
     data = words if issubclass(make, Words) else points
     return autopar.plan(make, data(8), cluster(devices), fix, tmp_path / "plan")
@@ -123,10 +131,13 @@ def test_a_loss_that_other_sizes_leave_open_is_refused(
         loss_share(folder_of(make, tmp_path).folder)
 
 
-def test_evaluation_takes_running_statistics_and_training_no_other_size(tmp_path: Path) -> None:
-    trainer: Any = autopar.load(folder_of(Normed, tmp_path), model=Normed)
+@pytest.mark.parametrize("make", [Normed, NormedAlone])
+def test_evaluation_takes_running_statistics_and_training_no_other_size(
+    make: type[nn.Module], tmp_path: Path
+) -> None:
+    trainer: Any = autopar.load(folder_of(make, tmp_path), model=make)
     trainer.step(points(8))
-    model = Normed()
+    model = make()
     for held in trainer.held:
         model.get_parameter(held.name).data.copy_(held.leaf)
     for name, buffer, _ in trainer.storage.buffers():

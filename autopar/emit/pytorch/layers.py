@@ -249,7 +249,7 @@ def _group_norm(site: Site) -> Expr:
 def _batch_norm(site: Site) -> Expr:
     training = bool(site.attrs.get("training", True))
     options = differing(site.attrs, {"momentum": 0.1} if training else {}) + _eps(site)
-    if any(o.steps for o in site.at.operands if site.role(o.name) == "buffer") and training:
+    if site.attrs.get("updates_buffers") and any(o.steps for o in site.at.operands[-2:]):
         raise EmitError(f"{site.at.op.name}: running statistics must be stored as they are used")
     more = [*site.beside] if training else ["training=False"]
     names = ["weight", "bias"] if site.attrs.get("affine", len(site.args) in (3, 5)) else []
@@ -258,6 +258,8 @@ def _batch_norm(site: Site) -> Expr:
     if len(held) == 4:
         if layer := _called(site, "BatchNorm", held, [site.args[0].text, *more], options):
             return layer
+    if site.attrs.get("updates_buffers"):  # evaluation takes them as they are
+        more.append("training=self.training")
     given = [f"{name}={arg.text}" for name, arg in held.items()]
     arguments = [site.args[0].text, *given, *options, *more]
     return Expr(call("batch_norm", arguments), weight=HEAVY)

@@ -6,6 +6,7 @@ from autopar.emit.pytorch.loops import Loop, Slice
 from autopar.emit.pytorch.values import Values
 from autopar.emit.text import Expr, Lines, variable
 from autopar.lowering.lowered import Operand
+from autopar.lowering.stages import updated_buffers
 from autopar.nouns.recompute import COMPUTE, FULL, SELECTIVE, keeps_routes
 
 KEPT = {COMPUTE: ["keep_collectives=True"], SELECTIVE: ["keep_products=True"], FULL: []}
@@ -149,8 +150,11 @@ class Rounds:
         if self.recomputing:
             start = next((s.index for s in self.loop.slices if s is not None), 0)
             kept.append(f"keep_products={self.counter} >= {start + self.recomputing}")
-        body = self.forward.lowered.blocks[self.first.op.attrs["block"]]
-        return [*kept, "keep_routes=True"] if keeps_routes(body.graph) else kept
+        graph = self.forward.lowered.blocks[self.first.op.attrs["block"]].graph
+        written = updated_buffers(graph.ops)
+        places = tuple(i for i, name in enumerate(graph.inputs) if name in written)
+        kept += [f"updated={places}"] if places else []
+        return [*kept, "keep_routes=True"] if keeps_routes(graph) else kept
 
     def _targets(self) -> list[str]:
         forward = self.forward

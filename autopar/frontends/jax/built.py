@@ -24,10 +24,12 @@ from autopar.frontends.jax.left_out import LeftOut, put_back
 from autopar.frontends.jax.norms import norms_weighted
 from autopar.frontends.jax.own_casts import OwnCasts, own_casts
 from autopar.frontends.jax.products import products_named
+from autopar.frontends.jax.remarks import NAMED
 from autopar.frontends.jax.routed import experts_named
 from autopar.frontends.jax.simplify import simplified
 from autopar.frontends.jax.sorted_rows import rows_in_place
 from autopar.frontends.jax.vocabulary import lookups_lifted
+from autopar.nouns.errors import first_of
 from autopar.nouns.graph import Graph
 
 
@@ -37,6 +39,7 @@ class Built:
     results: what the function returns: numbers, and else results of the graph in their order.
     arrays:  what it closes over and is held, by path.
     casts:   what it asks for in the precision of the workload.
+    untrained: parameters that it gives no gradient, which is zeros then.
     """
 
     graph: Graph
@@ -44,6 +47,7 @@ class Built:
     results: tuple[Operand, ...]
     arrays: Mapping[str, Any]
     casts: OwnCasts
+    untrained: tuple[str, ...]
 
 
 def built(asked: Asked, closed: Any) -> Built:
@@ -79,8 +83,8 @@ def _built(asked: Asked, programs: Programs) -> Built | None:
     folding = _folded(replace(draft, inputs=left), programs.out)
     if folding is None:
         return None
-    graph, stacks, results = _graph(folding, constants)
-    return Built(graph, stacks, results, constants.arrays, casts)
+    graph, stacks, results, untrained = _graph(folding, constants)
+    return Built(graph, stacks, results, constants.arrays, casts, untrained)
 
 
 def _folded(draft: Draft, out: Sequence[LeftOut]) -> Draft | None:
@@ -104,24 +108,27 @@ def _folded(draft: Draft, out: Sequence[LeftOut]) -> Draft | None:
     return draft
 
 
-def _graph(draft: Draft, constants: Constants) -> tuple[Graph, Stacks, tuple[Operand, ...]]:
-    """The graph of a folded draft, as `Built` has it."""
+def _graph(
+    draft: Draft, constants: Constants
+) -> tuple[Graph, Stacks, tuple[Operand, ...], tuple[str, ...]]:
+    """The graph of a folded draft, as `Built` has it, and its parameters without a gradient."""
     draft, results = single_results(stored(draft, constants))
     graph, stacks = graph_of(draft)
     graph = constants_whole(graph)
     check_loops(graph)
     frozen = flat_parameters(constants.arrays, stacks)
-    without = [
-        name for name, t in graph.parameters() if not t.differentiable and name not in frozen
-    ]
-    if without:
-        shown = ", ".join(without[:5]) + (", ..." if len(without) > 5 else "")
+    held = [name for name, _ in graph.parameters() if name not in frozen]
+    without = {n: t for n, t in graph.tensors.items() if n in held and not t.differentiable}
+    if len(without) == len(held):
+        shown = first_of(list(without), NAMED)
         raise ParameterWithoutGradient(
-            f"the loss does not depend on {len(without)} of {len(list(graph.parameters()))} "
-            f"parameters: {shown}. Take them out of the tree, use them in the loss, or pass what "
-            "is not trained as a batch entry"
+            f"the loss gives none of its {len(held)} parameters a gradient, {shown}: it does not "
+            "read them, or through jax.lax.stop_gradient or whole numbers alone. Use them in the "
+            "loss"
         )
-    return graph, stacks, results
+    # As in JAX their gradients are zeros, with which the optimizer steps: it may decay them.
+    zeros = {name: replace(t, differentiable=True) for name, t in without.items()}
+    return replace(graph, tensors={**graph.tensors, **zeros}), stacks, results, tuple(without)
 
 
 def _inputs(params: Any, batch: Mapping[str, Any]) -> tuple[Value, ...]:

@@ -38,7 +38,7 @@ from autopar.frontends.jax.inputs import (
 from autopar.frontends.jax.interpret import flat_parameters
 from autopar.frontends.jax.own_casts import HALF
 from autopar.frontends.jax.pairs import has_complex, without_complex
-from autopar.frontends.jax.remarks import remarks
+from autopar.frontends.jax.remarks import remarks, untrained_note
 from autopar.frontends.shared.captured import Aux, Captured
 from autopar.frontends.shared.kept_state import KeptState
 from autopar.frontends.shared.places import UNKNOWN, declared, last_line
@@ -121,7 +121,12 @@ def _captured(
         constants=held,
         aux=aux,
         draws=draws,
-        notes=(*remarks(closed, asked.precision, casts), *held_note(held), *drawn_note(draws)),
+        notes=(
+            *remarks(closed, asked.precision, casts),
+            *held_note(held),
+            *drawn_note(draws),
+            *untrained_note(made.untrained),
+        ),
     )
 
 

@@ -34,7 +34,7 @@ class ControlFlow(CaptureError):
 
 
 class ParameterWithoutGradient(CaptureError):
-    """A floating-point parameter that the loss does not depend on."""
+    """The loss gives no parameter a gradient."""
 
 
 class ComplexNumbers(CaptureError):

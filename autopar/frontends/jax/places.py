@@ -9,6 +9,9 @@ import jax
 
 NOT_THE_USERS = (os.path.dirname(jax.__file__), os.path.dirname(__file__))
 
+UNKNOWN = "?"
+"""A place that no frame tells."""
+
 FORWARDING = "<locals>.meth"
 """The end of the name of what hands a tracer's method on, as in ``x.astype(dtype)``."""
 
@@ -31,7 +34,7 @@ def place_of(eqn: Any) -> str:
     """``file:line`` of the user's innermost frame, the file without its folder."""
     for file, line in frames_of(eqn)[0]:
         return f"{file.rpartition('/')[2]}:{line}"
-    return "?"
+    return UNKNOWN
 
 
 def traceback_of(eqn: Any, caller: Any = None) -> Any:

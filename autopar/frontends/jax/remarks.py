@@ -8,7 +8,7 @@ from typing import Any
 import jax.extend.core as jex
 
 from autopar.frontends.jax.own_casts import OwnCasts
-from autopar.frontends.jax.places import place_of
+from autopar.frontends.jax.places import UNKNOWN, place_of
 from autopar.nouns.errors import first_of
 
 REMATERIALISED = frozenset(("remat", "remat2", "checkpoint"))
@@ -22,11 +22,22 @@ def remarks(closed: Any, precision: str, casts: OwnCasts) -> tuple[str, ...]:
     return (*notes, *([_lost(precision, casts.lost)] if casts.lost else ()))
 
 
+def untrained_note(names: Sequence[str]) -> tuple[str, ...]:
+    """What is told of parameters that the loss gives no gradient; nothing where there are none."""
+    if not names:
+        return ()
+    return (
+        f"The loss gives {len(names)} parameter{'s' if names[1:] else ''} no gradient (unread, or "
+        f"under stop_gradient), so zeros, with which the optimizer steps as on one device: "
+        f"{first_of(names, NAMED)}. In a script frozen=... spares them state and steps.",
+    )
+
+
 def _recomputed(jaxpr: Any) -> Iterator[str]:
     by_policy: dict[str, list[str]] = {}
     for eqn in _equations(jaxpr):
         if eqn.primitive.name in REMATERIALISED:
-            by_policy.setdefault(_policy(eqn.params.get("policy")), []).append(place_of(eqn))
+            by_policy.setdefault(_policy(eqn.params.get("policy")), []).append(_place(eqn))
     for policy, places in by_policy.items():
         how = f" with policy {policy}" if policy else ""
         yield (
@@ -34,6 +45,13 @@ def _recomputed(jaxpr: Any) -> Iterator[str]:
             f"{first_of(places, NAMED)} is left out. "
             "--fix recompute=none, compute or full asks for one."
         )
+
+
+def _place(eqn: Any) -> str:
+    """Where ``eqn`` is called, or where JAX calls it itself, as `jax.lax.scan` its body, the first
+    place inside of it."""
+    every = (eqn, *_equations(eqn.params["jaxpr"]))
+    return next((place for each in every if (place := place_of(each)) != UNKNOWN), UNKNOWN)
 
 
 def _policy(policy: Any) -> str:

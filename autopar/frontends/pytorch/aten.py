@@ -13,6 +13,7 @@ import torch
 from torch import fx
 
 from autopar.frontends.pytorch import ir
+from autopar.frontends.pytorch.aten_bags import check_gradients, embedding_bag
 from autopar.frontends.pytorch.aten_call import Call, Lift, Unliftable, torch_call
 from autopar.frontends.pytorch.aten_complex import lift_complex, meets_complex
 from autopar.frontends.pytorch.aten_elementwise import ELEMENTWISE, REDUCTIONS, thin
@@ -251,59 +252,10 @@ def _weight_norm(call: Call) -> Value:
 
 def _embedding(call: Call) -> Value:
     ids, weight, padding = call["indices"], call["weight"], call["padding_idx"]
-    if call["sparse"] or call["scale_grad_by_freq"]:
-        raise Unliftable
+    check_gradients(call)
     padding = padding if padding is not None and padding >= 0 else None
     shape = (*ids.shape, weight.shape[1])
     return call.lifter.emit("embedding", [ids, weight], shape, weight.dtype, padding_idx=padding)
-
-
-def _embedding_bag(call: Call) -> list[Value | None]:
-    """Bags of one size are rows of a lookup that are put together; others are added up by the bag
-    that each row is in."""
-    ids, weight, offsets, lifter = call["indices"], call["weight"], call["offsets"], call.lifter
-    first = call.several[0]
-    steps = next((n for n in lifter.nodes if offsets in n.outputs and n.kind == "arange"), None)
-    bags = first.shape[0]
-    size = ids.shape[0] // max(bags, 1)
-    plain = call["per_sample_weights"] is None and not call["sparse"]
-    if not plain or call["scale_grad_by_freq"] or call["include_last_offset"]:
-        raise Unliftable
-    if call.get("padding_idx") not in (None, -1):
-        raise Unliftable
-    if steps is None or (steps.attrs["start"], steps.attrs["step"]) != (0, size):
-        return [_uneven_bags(call, ids, first), None, None, None]
-    shape = (bags, size, *weight.shape[1:])
-    ids = lifter.emit("reshape", [ids], shape[:2], ids.dtype, shape=shape[:2])
-    rows = lifter.emit("embedding", [ids, weight], shape, weight.dtype, padding_idx=None)
-    kind = ("sum", "mean", "amax")[call["mode"]]
-    bag = lifter.emit(kind, [rows], first.shape, first.dtype, dims=(1,), keepdim=False)
-    return [bag, None, None, None]
-
-
-def _uneven_bags(call: Call, ids: Value, like: Value) -> Value:
-    """ids [n], offsets [b], where each bag begins -> [b, d]; the mean of an empty bag is zero."""
-    weight, offsets, mode, lifter = call["weight"], call["offsets"], call["mode"], call.lifter
-    if mode == 2:
-        raise Unliftable
-    count, (bags, width), dtype = ids.shape[0], like.shape, like.dtype
-    steps = lifter.arange(count, offsets.dtype)
-    search = torch_call("aten.searchsorted.Tensor", "%0", "%1", right=True)
-    place = lifter.emit("aten::searchsorted", [offsets, steps], (count,), "int64", torch=search)
-    column = lifter.reshape(lifter.emit_like("sub", place, other=1), (count, 1))
-
-    def added_up(rows: Value, wide: int) -> Value:
-        index = lifter.emit("expand", [column], (count, wide), "int64", shape=(count, wide))
-        shape = (bags, wide)
-        return lifter.emit("scatter_sum", [rows, index], shape, dtype, dim=0, shape=shape)
-
-    rows = lifter.emit("embedding", [ids, weight], (count, width), dtype, padding_idx=None)
-    total = added_up(rows, width)
-    if mode == 0:
-        return total
-    one = lifter.full((count, 1), 1.0, dtype)
-    sizes = lifter.emit_like("clamp", added_up(one, 1), min=1.0, max=None)
-    return lifter.emit_like("div", total, sizes)
 
 
 def _softmax(kind: str) -> Lift:
@@ -332,7 +284,7 @@ TABLE: dict[str, Lift] = {
     "batch_norm": _batch_norm,
     "_weight_norm": _weight_norm,
     "embedding": _embedding,
-    "embedding_bag": _embedding_bag,
+    "embedding_bag": embedding_bag,
     "softmax": _softmax("softmax"),
     "log_softmax": _softmax("log_softmax"),
     **LOOKUPS,

@@ -51,8 +51,24 @@ def _transform(function: str) -> Lift:
     return lift
 
 
+_NORMS = (None, "ortho", "forward")  # as the ops below `torch.fft` number them
+
+
+def _of_real(call: Call) -> Value:
+    """``aten::_fft_r2c``, which PyTorch makes of transforms of real numbers."""
+    dims = tuple(call["dim"])
+    function = "rfft" if call["onesided"] else "fft"
+    return call.result(
+        "torch::fft", call.x, transform=function + "n" * (len(dims) > 1), dims=dims, sizes=None,
+        norm=_NORMS[call["normalization"]], pairs=False,
+    )  # fmt: skip
+
+
 FOURIER: dict[str, Lift] = {
-    f"fft_{name}{dims}": _transform(f"{name}{dims}")
-    for name in _FUNCTIONS
-    for dims in ("", "2", "n")
+    "_fft_r2c": _of_real,
+    **{
+        f"fft_{name}{dims}": _transform(f"{name}{dims}")
+        for name in _FUNCTIONS
+        for dims in ("", "2", "n")
+    },
 }

@@ -26,8 +26,11 @@ from autopar.frontends.shared import places
 from autopar.nouns.batch import NO_DIM, NO_SAMPLES
 from autopar.nouns.workload import Workload
 from autopar.torch_private.modes import FakeTensor, FakeTensorMode
+from autopar.torch_private.tensors import memory_of
 
 SMALL = 1 << 14  # elements; the largest tensor that is real
+
+WHOLE = 1 << 28  # bytes; the largest model that is built in memory where nothing else will do
 
 _SIZED: dict[Callable[..., Any], int] = {  # factories by position of the first size argument
     torch.zeros: 0,
@@ -67,6 +70,28 @@ class SmallReal(TorchFunctionMode):
         return func in _COUNTED
 
 
+class TooLarge(Exception):
+    """A model that is not built in memory."""
+
+
+class InMemory(TorchFunctionMode):
+    """Inside, tensors of at most `WHOLE` bytes are made; more raise `TooLarge`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left = WHOLE
+        self.known: set[int] = set()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if isinstance(made, torch.Tensor) and (place := memory_of(made)) not in self.known:
+            self.known.add(place)
+            self.left -= made.nbytes
+            if self.left < 0:
+                raise TooLarge
+        return made
+
+
 @dataclass(frozen=True, slots=True)
 class Built:
     """The model (meta and small real tensors) and the fake batch, with the mode that fakes."""
@@ -98,17 +123,29 @@ def build_model(workload: Workload) -> nn.Module:
             with torch.device("meta"):
                 model = workload.model()
         except Exception:  # the constructor again
-            raise BuildError(
-                f"building the model without memory failed: {type(first).__name__}: {first}\n"
-                f"  at {last_line(first)}\nThe constructor runs on the 'meta' device: it must not "
-                "read values of large tensors"
-            ) from first
+            model = _built_whole(workload, first)
     if not isinstance(model, nn.Module):
         raise BuildError(
             f"the workload's model made a {type(model).__name__}, not an nn.Module: return the "
             "module itself"
         )
     return model
+
+
+def _built_whole(workload: Workload, first: Exception) -> Any:
+    """A small model in memory, since its constructor reads values of weights: whether a matrix is
+    orthogonal, say. Raises `BuildError` of ``first``, what stood against the meta device."""
+    assert workload.model is not None
+    try:
+        with torch.random.fork_rng(devices=[]), InMemory():
+            return workload.model()
+    except Exception as error:  # the constructor once more
+        more = f", of which there may be {WHOLE >> 20} MiB" if isinstance(error, TooLarge) else ""
+        raise BuildError(
+            f"building the model without memory failed: {type(first).__name__}: {first}\n"
+            f"  at {last_line(first)}\nThe constructor runs on the 'meta' device: it must not "
+            f"read values of large tensors{more}"
+        ) from first
 
 
 def build_batch(

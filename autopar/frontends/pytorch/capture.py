@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from autopar.frontends.pytorch.alike import Repeats
 from autopar.frontends.pytorch.assemble import assemble
+from autopar.frontends.pytorch.averages import averages_as_buffers
 from autopar.frontends.pytorch.build import Built, build, check_batch, without_values
 from autopar.frontends.pytorch.calls import NotAlike
 from autopar.frontends.pytorch.documents import with_length
@@ -85,6 +86,7 @@ def capture_built(built: Built, whole_inputs: tuple[str, ...] = ()) -> Captured:
                 trace = take_trace(built, repeats)
                 if trace.left != trace.before or trace.made:
                     check_same_again(trace, take_trace(built, repeats))
+            trace = averages_as_buffers(trace)
             trace.functions[:] = with_rules(trace.functions, built.mode)
             walk = lift(trace)
             program = cut(walk, trace.kinds)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -71,6 +72,9 @@ def form_of(node: fx.Node) -> Callable[[Any, Any], Any] | None:
         return _applied(node, target, _quotient if by_complex else _product)
     if name in _LINEAR and _is_complex(node):
         return _applied(node, target, _by_parts)
+    if name == "stft" and overload_name(target) == "default":
+        of_real = True not in _kinds(node.args) and not any(node.args[8:])
+        return (lambda args, kwargs: _short_time(*args, **kwargs)) if of_real else None
     special = _SPECIAL.get(name)
     return None if special is None else (lambda args, kwargs: special(args[0]))
 
@@ -236,6 +240,33 @@ def _adjoint(pairs: Tensor) -> Tensor:
 
 def _angle(pairs: Tensor) -> Tensor:
     return torch.atan2(pairs.select(-1, 1), pairs.select(-1, 0))
+
+
+def _short_time(
+    x: Tensor,
+    n_fft: int,
+    hop_length: int | None = None,
+    win_length: int | None = None,
+    window: Tensor | None = None,
+    normalized: bool = False,
+    onesided: bool | None = None,
+    *_: Any,
+) -> Tensor:
+    """`torch.stft` of real samples [..., time], padded already: each frame times the window, in
+    the middle of as many zeros as it is shorter, and transformed.
+
+    Gives pairs [..., frequency, frame, 2].
+    """
+    frames = x.unfold(-1, n_fft, hop_length or n_fft // 4)
+    length = win_length or n_fft
+    if window is None and length < n_fft:
+        window = torch.ones(length, dtype=x.dtype, device=x.device)
+    if window is not None:
+        before = (n_fft - length) // 2
+        frames = frames * F.pad(window, [before, n_fft - length - before])
+    transform = torch.fft.fft if onesided is False else torch.fft.rfft
+    made = torch.view_as_real(transform(frames, norm="ortho" if normalized else "backward"))
+    return made.transpose(-3, -2)
 
 
 _SPECIAL: dict[str, Callable[[Tensor], Tensor]] = {

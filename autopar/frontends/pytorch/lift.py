@@ -41,7 +41,7 @@ _MARKS = {
     torch.ops.autopar.leave.default: "leave",
     torch.ops.autopar.call.default: "call",
 }
-_TRANSFORMS = ("lazy_load_decompositions", "_vmap_increment_nesting", "_grad_increment_nesting")
+TRANSFORMS = ("lazy_load_decompositions", "_vmap_increment_nesting", "_grad_increment_nesting")
 _ERASED = frozenset(
     {"_assert_tensor_metadata", "_assert_async", "_assert_scalar", "sym_constrain_range"}
 )
@@ -337,7 +337,7 @@ class _Walk(Lifter):
         if name == "_exit_autocast":
             self.regions.pop()
             return
-        what = "torch.vmap, torch.func.grad or the like" if name in _TRANSFORMS else name
+        what = "torch.vmap, torch.func.grad or the like" if name in TRANSFORMS else name
         raise UnsupportedOpError(
             f"{self.source}: {what} is not supported in a forward: write it with tensor ops"
         )

@@ -6,11 +6,14 @@ function's name, its tensors in order, and its settings by name where they are n
 
 from __future__ import annotations
 
+import inspect
+import math
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from autopar.nouns.graph import freeze
 from autopar.torch_private.ops import made_from_signature, schema_of
@@ -60,12 +63,31 @@ def _public(original: Mapping[str, Any]) -> dict[str, Any] | None:
         value = given[argument.name]
         if _has_tensor(value) and not isinstance(value, str) and None in value:
             return None  # of lists of tensors the public functions take those that have no gaps
-        leading = len(tensors) == place and not argument.kwarg_only
+        leading = len(tensors) == place < _in_order(function, original["target"])
+        leading = leading and not argument.kwarg_only
         if leading and _has_tensor(value):
             tensors.append(value)
         elif not argument.has_default_value() or not _equal(value, argument.default_value):
             settings[argument.name] = _setting(argument, value)
     return {"function": function, "args": tensors, "settings": settings}
+
+
+@cache
+def _in_order(function: str, target: str) -> float:
+    """How many of the op's first arguments the function takes in the same places: one written in
+    Python may have others between them, as losses have ``size_average``."""
+    module, _, name = function.rpartition(".")
+    written = getattr(F, name) if module == "F" else None
+    if not inspect.isfunction(written):
+        return math.inf  # made from the op's own signature
+    space, op, overload = target.split(".", 2)
+    schema = schema_of(getattr(getattr(getattr(torch.ops, space), op), overload))
+    names = [*inspect.signature(written).parameters]
+    same = [
+        theirs == ours or (theirs, ours) == ("input", "self")
+        for theirs, ours in zip(names, (a.name for a in schema.arguments), strict=False)
+    ]
+    return same.index(False) if False in same else len(same)
 
 
 @cache

@@ -28,7 +28,8 @@ def check_writable(lifter: Lifter, node: fx.Node) -> None:
             f"{lifter.source}: the forward writes into parameter {held.name!r}, which the "
             "optimizer owns: compute a new tensor instead (a parametrisation), or write it between "
             "steps; between two numbers, as in weight.data.clamp_(-1, 1), it may be written ahead "
-            "of all that reads it"
+            "of all that reads it; one that only the forward moves, as an average of others, has "
+            "requires_grad=False"
         )
 
 

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from autopar.lowering.lowered import BATCH_AXES
 from autopar.lowering.pieces import Layers
 from autopar.lowering.spread import entering_on
+from autopar.lowering.stages import updated_buffers
 from autopar.nouns.axes import MICROBATCH
 from autopar.nouns.graph import DTYPE_BYTES, Graph, Op, Tensor
 from autopar.nouns.mesh import Mesh
@@ -127,6 +128,7 @@ class _Folding:
     def _scope(self, scope: Scope, graph: Graph, calls: int, copies: int) -> None:
         readers = graph.consumers()
         outputs = set(graph.outputs)
+        updated = updated_buffers(graph.ops)
         many = {
             n
             for n, uses in readers.items()
@@ -142,6 +144,8 @@ class _Folding:
             elif tensor.name in graph.inputs:
                 if scope is None:
                     self._given(scope, graph, tensor, readers, many)
+                elif tensor.name in updated:  # the caller's, who holds it whole
+                    self.fixed[scope, tensor.name] = self.codes.of(Sharding())
                 else:
                     self._entry(scope, graph, tensor, readers)
         for op in graph.ops:
@@ -180,7 +184,7 @@ class _Folding:
                 self._own_parameter(scope, index, tensor, table.wants[position], copies)
             elif (scope, name) in self.fixed:
                 given, wants = self.fixed[scope, name], table.wants[position]
-                if tensor.role == "buffer" and op.attrs.get("updates_buffers"):
+                if op.attrs.get("updates_buffers") and name in op.inputs[-2:]:
                     # Statistics of several calls are held whole, and updated where they are.
                     node.costs = np.where(wants == given, node.costs, FORBIDDEN)
                 taken = self.fusion.takes(scope, op, position)
@@ -406,6 +410,8 @@ class _Folding:
         block = self.graph.blocks[op.attrs["block"]]
         for inner, outer in zip(block.body.inputs, op.inputs, strict=True):
             tensor = graph.tensors[outer]
+            if (block.name, inner) in self.fixed:
+                continue  # a buffer that is whole here and there
             entry, _ = self.source[block.name, inner]
             wants = self.ledger.nodes[entry].results[inner]
             grad = tensor.differentiable and block.body.tensors[inner].differentiable

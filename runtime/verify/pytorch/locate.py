@@ -143,6 +143,6 @@ def _record(
     return seen
 
 
-def _once(function: Callable[..., Any], *args: Any, **keep: bool) -> Any:
+def _once(function: Callable[..., Any], *args: Any, **keep: Any) -> Any:
     """What a program calls in place of `autopar.runtime.pytorch.recomputing.recompute`."""
     return function(*args)

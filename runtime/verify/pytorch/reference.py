@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -103,7 +103,7 @@ def _trained(workload: Workload, batch: Batch, device: torch.device) -> Referenc
     noise: list[dict[str, float]] = []
     before = {n: in_pairs(p.detach().clone()) for n, p in model.named_parameters()}
     saved = model.state_dict()
-    kept = {n: t.detach().clone() for n, t in model.named_buffers() if n in saved}
+    kept = {n: t.detach().clone() for n, t in _unstepped(model) if n in saved}
     given = {n: v.to(device) if isinstance(v, torch.Tensor) else v for n, v in batch.items()}
     for _ in range(STEPS):
         model.zero_grad(set_to_none=True)
@@ -132,9 +132,7 @@ def _trained(workload: Workload, batch: Batch, device: torch.device) -> Referenc
         if is_compared(t) and not t.is_floating_point()
     }
     updated = frozenset(
-        alias.get(n, n)
-        for n, t in model.named_buffers()
-        if n in kept and not torch.equal(t, kept[n])
+        alias.get(n, n) for n, t in _unstepped(model) if n in kept and not torch.equal(t, kept[n])
     )
     moved = {n: float((weights[n] - p).norm()) for n, p in before.items()}
     return Reference(
@@ -148,6 +146,12 @@ def _trained(workload: Workload, batch: Batch, device: torch.device) -> Referenc
         moved,
         tuple(noise),
     )
+
+
+def _unstepped(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """What the forward alone may change: buffers, and parameters that are not trained."""
+    yield from model.named_buffers()
+    yield from ((n, p) for n, p in model.named_parameters() if not p.requires_grad)
 
 
 def _gradients_of(model: nn.Module) -> dict[str, torch.Tensor]:
