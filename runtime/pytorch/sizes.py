@@ -11,6 +11,8 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from autopar.files import plan_folder
 from autopar.nouns.batch import BatchEntry
 from autopar.runtime.pytorch.dry_run import sent_shapes
@@ -34,11 +36,21 @@ from autopar.runtime.shared.settings import Settings
 
 
 class Sizes:
-    """Cuts batches for the program of the plan in ``folder``."""
+    """Cuts batches for the program of the plan in ``folder``; ``lift``: of this dtype where they
+    were planned with floating-point numbers."""
 
-    def __init__(self, folder: Path, ranks: Ranks, settings: Settings, staged: bool) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        ranks: Ranks,
+        settings: Settings,
+        staged: bool,
+        lift: torch.dtype | None = None,
+    ) -> None:
         self.folder, self.ranks, self.settings, self.staged = folder, ranks, settings, staged
         self.entries: tuple[BatchEntry, ...] = plan_folder.read_batch(folder)
+        if lift is not None:
+            self.entries = tuple(_lifted(entry, lift) for entry in self.entries)
         self.names = [n for n in cut_names(self.entries) if n not in settings.whole_inputs]
         self.samples = next(e.shape[0] for e in self.entries if e.name in self.names)
         self.width = ranks.size(*ranks.sample_axes)
@@ -140,3 +152,8 @@ def _shapes_at(folder: Path, rows: int, ways: int) -> Shapes:
             f"with {rows} samples: {first}); give batches of the planned size (drop_last=True), "
             "or plan for this one"
         ) from error
+
+
+def _lifted(entry: BatchEntry, dtype: torch.dtype) -> BatchEntry:
+    floating = getattr(torch, entry.dtype).is_floating_point
+    return replace(entry, dtype=str(dtype).removeprefix("torch.")) if floating else entry

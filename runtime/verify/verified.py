@@ -99,6 +99,10 @@ class Errors:
 
     ``output``: of what a loss function returns beside the loss, in float64 alone, since the largest
     of some numbers may be another one where they are rounded; None where it returns nothing.
+
+    ``evaluation``: of the loss that the program evaluates to after the steps, in float64 alone;
+    infinite where it changes a buffer, which ``worst_evaluation`` names; None where the model has
+    no such loss.
     """
 
     loss: float
@@ -108,10 +112,14 @@ class Errors:
     worst_weight: str
     output: float | None = None
     worst_output: str = ""
+    evaluation: float | None = None
+    worst_evaluation: str = ""
 
     @property
     def largest(self) -> float:
-        return max(self.loss, self.gradient, self.weight, self.output or 0.0)
+        return max(
+            self.loss, self.gradient, self.weight, self.output or 0.0, self.evaluation or 0.0
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +207,8 @@ class VerifyResult:
             "worst_weight": self.exact.worst_weight,
             "max_output_rel_err": self.exact.output,
             "worst_output": self.exact.worst_output,
+            "evaluation_rel_err": self.exact.evaluation,
+            "worst_evaluation": self.exact.worst_evaluation,
             "tolerance": TOLERANCE,
             "collectives_match": self.collectives_match,
             "collective_differences": list(self.collective_differences),

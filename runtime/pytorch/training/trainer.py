@@ -153,7 +153,8 @@ class Trainer:
         self._source: object = None
         seed_draws(workload, self.ranks)
         staged = program.model is None
-        self._sizes = None if folder is None else Sizes(folder, self.ranks, self.settings, staged)
+        asked = self.ranks, self.settings, staged, lift
+        self._sizes = None if folder is None else Sizes(folder, *asked)
 
     def _here(self) -> AbstractContextManager[None]:
         """Where the program is built and run: on this rank, in its precision."""

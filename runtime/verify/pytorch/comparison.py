@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 
 import torch
 
@@ -43,6 +43,7 @@ class Comparison:
         self._loss = 0.0
         self._gradient = (0.0, "")
         self._weight = (0.0, "")
+        self._evaluation: tuple[float | None, str] = (None, "")
 
     def loss(self, step: int, value: float) -> None:
         if self._wanted is not None:
@@ -80,9 +81,25 @@ class Comparison:
                 scale = weight_scale(norm, moved, self._precision, self._tolerance)
             self._weight = max(self._weight, (error / scale, _at(name, note)))
 
+    def evaluation(self, value: float, changed: Sequence[str]) -> None:
+        """The loss that the program evaluates to after the last step, and buffers that this has
+        changed."""
+        if self._wanted is None or self._wanted.evaluation is None:
+            return
+        right = self._wanted.evaluation.loss
+        error = abs(value - right) / max(abs(right), SMALLEST)
+        whole = math.isfinite(value) and not changed
+        self._evaluation = (error if whole else math.inf, ", ".join(changed))
+
     def errors(self) -> Errors:
         return Errors(
-            self._loss, self._gradient[0], self._weight[0], self._gradient[1], self._weight[1]
+            self._loss,
+            self._gradient[0],
+            self._weight[0],
+            self._gradient[1],
+            self._weight[1],
+            evaluation=self._evaluation[0],
+            worst_evaluation=self._evaluation[1],
         )
 
 

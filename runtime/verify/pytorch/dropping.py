@@ -7,7 +7,9 @@ depends on the share, by the same calls.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -17,6 +19,19 @@ from autopar.frontends.shared.noise import dropout_factor
 
 Arguments = tuple[Any, ...]
 Named = dict[str, Any]
+
+
+_drops: ContextVar[bool] = ContextVar("drops", default=True)
+
+
+@contextmanager
+def nothing_dropped() -> Iterator[None]:
+    """Inside, nothing is dropped by whatever function: as where a program is evaluated."""
+    before = _drops.set(False)
+    try:
+        yield
+    finally:
+        _drops.reset(before)
 
 
 def dropped_fixed(name: str, func: Any, args: Arguments, kwargs: Named) -> Any:
@@ -42,12 +57,16 @@ def _plain(name: str, args: Arguments, kwargs: Named) -> Any:
         return x
     # a row of one dim is a feature of one number, but `F.dropout1d` takes x [c, l] for one sample
     features = name in _FEATURES and (x.dim() > 2 or name == "dropout1d")
-    share = dropout_factor(_argument(args, kwargs, 1, "p", 0.5), features)
+    share = _factor(_argument(args, kwargs, 1, "p", 0.5), features)
     # A tensor is kept for backward, as a mask is: a block that runs again runs as far as there.
     factor = torch.full((), share, dtype=x.dtype, device=x.device)
     if name.endswith("_") or _argument(args, kwargs, 3, "inplace", False):
         return x.mul_(factor)
     return x * factor
+
+
+def _factor(p: float, features: bool = False) -> float:
+    return dropout_factor(p, features) if _drops.get() else 1.0
 
 
 def _native(func: Any, args: Arguments, kwargs: Named) -> Any:
@@ -61,7 +80,7 @@ def _native(func: Any, args: Arguments, kwargs: Named) -> Any:
 def _attention(func: Any, args: Arguments, kwargs: Named) -> Any:
     """Scores are dropped, and the result is linear in them."""
     p = _argument(args, kwargs, 4, "dropout_p", 0.0)
-    return _replaced(func, args, kwargs, {(4, "dropout_p"): 0.0}) * dropout_factor(p)
+    return _replaced(func, args, kwargs, {(4, "dropout_p"): 0.0}) * _factor(p)
 
 
 def _multi_head(func: Any, args: Arguments, kwargs: Named) -> Any:
@@ -69,7 +88,7 @@ def _multi_head(func: Any, args: Arguments, kwargs: Named) -> Any:
     p = _argument(args, kwargs, 10, "dropout_p", 0.0)
     if not p or not _argument(args, kwargs, 13, "training", True):
         return func(*args, **kwargs)
-    factor = dropout_factor(p)
+    factor = _factor(p)
     weight = _argument(args, kwargs, 11, "out_proj_weight", None) * factor
     given = {(10, "dropout_p"): 0.0, (11, "out_proj_weight"): weight}
     result, scores = _replaced(func, args, kwargs, given)
@@ -90,7 +109,7 @@ def _recurrent(func: Any, args: Arguments, kwargs: Named) -> Any:
     )
     each = len(weights) // (layers * (2 if both else 1))
     for first in range(len(weights) // layers, len(weights), each):
-        weights[first] = weights[first] * dropout_factor(p)
+        weights[first] = weights[first] * _factor(p)
     given = {(start, "params"): weights, (start + 3, "dropout"): 0.0}
     return _replaced(func, args, kwargs, given)
 

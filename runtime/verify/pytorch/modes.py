@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from inspect import signature
 from typing import Any
 
 import torch
@@ -61,6 +62,18 @@ class Exact(FixedDraws):
         return super().__torch_function__(func, types, args, kwargs)
 
 
+class Evaluated(Exact):
+    """`Exact`, and inside batch norms that have running statistics normalise by these."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is F.batch_norm:
+            given = signature(func).bind(*args, **(kwargs or {}))
+            if given.arguments.get("running_mean") is not None:
+                given.arguments["training"] = False
+            args, kwargs = given.args, given.kwargs
+        return super().__torch_function__(func, types, args, kwargs)
+
+
 def _in_groups(func: Any, args: tuple[Any, ...]) -> bool:
     """Whether this is a product of groups that torch has no kernel for."""
     if getattr(func, "__name__", "") not in NAMES or len(args) < 2:
@@ -83,13 +96,13 @@ def _widened(value: Any) -> Any:
 
 
 @contextmanager
-def exact() -> Iterator[None]:
-    """`Exact`, with float64 as the default dtype; a library's experts run by its own plain loop,
+def exact(mode: Callable[[], Exact] = Exact) -> Iterator[None]:
+    """A mode, with float64 as the default dtype; a library's experts run by its own plain loop,
     not by what a config names: kernels that want half precision, or tokens sorted as ours are."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
-        with Exact(), chosen_experts(lambda own: own):
+        with mode(), chosen_experts(lambda own: own):
             yield
     finally:
         torch.set_default_dtype(before)

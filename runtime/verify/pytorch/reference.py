@@ -18,6 +18,7 @@ from autopar.nouns.workload import Workload
 from autopar.runtime.pytorch.batches import Batch
 from autopar.runtime.pytorch.recording import named_tensors
 from autopar.runtime.verify.pytorch import stand_ins
+from autopar.runtime.verify.pytorch.evaluation import Evaluation, evaluation
 from autopar.runtime.verify.pytorch.modes import exact
 from autopar.runtime.verify.verified import NEGLIGIBLE
 
@@ -46,6 +47,7 @@ class Reference:
     moved:     norm of what the steps changed of each parameter.
     noise:     by step, norm of what rounding changes of a gradient, where it was measured.
     above:     how likely a bernoulli was so that it happened.
+    evaluation: what the model evaluates to after the last step; None: no loss.
     """
 
     batch: dict[str, Any]
@@ -58,6 +60,7 @@ class Reference:
     moved: dict[str, float]
     noise: tuple[dict[str, float], ...]
     above: float = HAPPENS_ABOVE[0]
+    evaluation: Evaluation | None = None
 
     def weights_norm(self) -> float:
         return _norm(self.weights)
@@ -124,7 +127,9 @@ def _trained(workload: Workload, batch: Batch, device: torch.device) -> Referenc
         optimizer.step()
     alias = aliases(model)
     weights = {
-        alias.get(n, n): t.detach() for n, t in named_tensors(model) if t.is_floating_point()
+        alias.get(n, n): t.detach().clone()
+        for n, t in named_tensors(model)
+        if t.is_floating_point()
     }
     whole = {
         alias.get(n, n): t.detach().double()
@@ -145,6 +150,7 @@ def _trained(workload: Workload, batch: Batch, device: torch.device) -> Referenc
         alias,
         moved,
         tuple(noise),
+        evaluation=evaluation(model, given),
     )
 
 

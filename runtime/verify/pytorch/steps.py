@@ -43,6 +43,24 @@ def compared_steps(
     return norms
 
 
+def compared_evaluation(
+    trainer: Trainer,
+    batch: Mapping[str, Any],
+    comparison: Comparison,
+    quiet: Callable[[], AbstractContextManager[Any]],
+) -> None:
+    """The loss that the program evaluates to, which is to change no buffer. All ranks call it."""
+    before = {name: t.clone() for name, t, _ in trainer.storage.buffers()}
+    with quiet():
+        loss = trainer.evaluate(batch)
+    own = [n for n, t, _ in trainer.storage.buffers() if not torch.equal(t, before[n])]
+    every: list[list[str]] = [own]
+    if dist.is_initialized():
+        every = [[] for _ in range(dist.get_world_size())]
+        dist.all_gather_object(every, own)
+    comparison.evaluation(float(loss), sorted({name for names in every for name in names}))
+
+
 def _give(trainer: Trainer, wanted: Reference | None, step: int) -> None:
     """Overwrites the program's gradients with the reference's. Where the program has none, it
     stays without: then it has been told, or the weights will tell."""

@@ -70,4 +70,5 @@ def make_trainer(
         lambda targets: initialize(make, workload.seed, targets, recorded_of),
         Ranks(emitted.mesh, device),
         lift=lift,
+        folder=None if lift is None else Path(folder),  # evaluation asks it for the batch
     )

@@ -48,7 +48,7 @@ from autopar.runtime.verify.pytorch.reference import (
     random_batch,
     reference,
 )
-from autopar.runtime.verify.pytorch.steps import broadcast, compared_steps
+from autopar.runtime.verify.pytorch.steps import broadcast, compared_evaluation, compared_steps
 from autopar.runtime.verify.pytorch.trainers import make_trainer, recorded_once
 from autopar.runtime.verify.recomputed import differences
 from autopar.runtime.verify.verified import TOLERANCE, Errors, VerifyResult, narrowest, rounding_of
@@ -114,7 +114,7 @@ def verify(folder: str | Path) -> dict[str, Any]:
         time_s=time.perf_counter() - begin,
         first_difference=where,
         narrow=narrow,
-        unchecked=tuple(not_run(plan.kernels, place)),
+        unchecked=(*not_run(plan.kernels, place), *_unevaluated(wanted)),
     )
     return asdict(result)
 
@@ -166,6 +166,8 @@ def _run(
     given = dict(batch) if lift is not None else _as_planned(folder, batch)
     comparison = Comparison(wanted, precision, tolerance)
     compared_steps(trainer, given, wanted, comparison, quiet)
+    if lift is not None:
+        compared_evaluation(trainer, given, comparison, quiet)
     result = _Run(comparison.errors() if wanted is not None else None)
     if lift is None:
         # DDP settles its buckets in the first steps; this one is like all later ones.
@@ -176,6 +178,16 @@ def _run(
         result.issued = _of_every_place(counted.rows(), trainer.ranks)
         result.recomputed = _of_every_place(differing, trainer.ranks)
     return result
+
+
+def _unevaluated(wanted: Reference | None) -> list[str]:
+    """What evaluation has of the model's own, in a sentence."""
+    if wanted is None or wanted.evaluation is None or not wanted.evaluation.branches:
+        return []
+    return [
+        "the model in .eval() has another loss than without dropout and with running statistics "
+        "alone: it asks for self.training by itself, and programs keep what it does in training"
+    ]
 
 
 def _of_every_place(own: list[Line], ranks: Ranks) -> list[Line]:

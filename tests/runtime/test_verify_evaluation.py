@@ -1,0 +1,82 @@
+"""Verification holds what a program evaluates to against the model without dropout, its batch norms
+by running statistics; a model that has more of its own for ``.eval()`` is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from autopar.cli.commands import plan_files
+from autopar.files import plan_folder
+from autopar.files.cluster_file import load_cluster
+from autopar.planner import plan
+from autopar.runtime.jobs.launch import verify_many
+
+MODEL = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+import autopar
+
+
+class Model(nn.Module):
+    def __init__(self, branches=False):
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+        self.norm, self.plain = nn.BatchNorm1d(16), nn.BatchNorm1d(8, affine=False)
+        self.drop, self.branches = nn.Dropout(0.3), branches
+
+    def forward(self, x):
+        x = self.plain(x)
+        x = self.down(self.drop(self.norm(self.up(x)).relu()))
+        x = F.dropout(x, 0.2, self.training)
+        if self.branches and self.training:
+            x = x * 1.5
+        return x.square().mean()
+
+
+def workload(**given):
+    return autopar.Workload(
+        model=lambda: Model(**given), batch=lambda: {"x": torch.randn(8, 8)}, optimizer="adamw"
+    )
+
+
+plain, branching = workload(), workload(branches=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    home = tmp_path_factory.mktemp("evaluation")
+    model = home / "model.py"
+    model.write_text(MODEL)
+    cluster = load_cluster("examples/clusters/cpu_4.yaml")
+    made = {}
+    for name in ("plain", "branching", "edited"):
+        target = "plain" if name == "edited" else name
+        result = plan(f"{model}:{target}", cluster, {"tp": "2", "dp_replicate": "2"})
+        made[name] = home / name
+        plan_folder.write(made[name], plan_files(result, made[name])[0])
+    program = made["edited"] / plan_folder.PROGRAM / "model.py"
+    text, line = program.read_text(), "            training=self.training,\n"
+    assert text.count(line) == 1
+    program.write_text(text.replace(line, ""))
+    return made
+
+
+@pytest.mark.gloo
+def test_evaluation_is_verified(folders: dict[str, Path]) -> None:
+    names = [*folders]
+    read = dict(zip(names, verify_many([*folders.values()]), strict=True))
+    for name in ("plain", "branching"):
+        assert read[name].passed, read[name]
+        assert read[name].exact.evaluation is not None
+        asks = [s for s in read[name].unchecked if "self.training" in s]
+        assert len(asks) == (name == "branching")
+    # a batch norm without weights that never looks at whether it trains
+    edited = read["edited"].exact
+    assert not read["edited"].passed
+    assert max(edited.loss, edited.gradient, edited.weight) < 1e-9
+    assert edited.evaluation == float("inf")
+    assert "running_mean" in edited.worst_evaluation
