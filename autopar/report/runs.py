@@ -123,6 +123,8 @@ def verify_summary(result: VerifyResult) -> list[RenderableType]:
     rows.add_row("weights", f"{exact.weight:.1e}", f"{own.weight:.1e}", exact.worst_weight)
     if exact.output is not None:
         rows.add_row("beside the loss", f"{exact.output:.1e}", "", exact.worst_output)
+    if exact.evaluation is not None:
+        rows.add_row("evaluation", f"{exact.evaluation:.1e}", "", exact.worst_evaluation)
     moved = {True: "those that were priced", False: "NOT those that were priced", None: "not known"}
     parts: list[RenderableType] = [
         Text(f"Two steps on {result.ranks} processes against one device", style="bold"),

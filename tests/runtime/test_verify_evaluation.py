@@ -26,11 +26,12 @@ class Model(nn.Module):
         self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
         self.norm, self.plain = nn.BatchNorm1d(16), nn.BatchNorm1d(8, affine=False)
         self.drop, self.branches = nn.Dropout(0.3), branches
+        self.recurrent = nn.GRU(8, 8, num_layers=2, dropout=0.4, batch_first=True)
 
     def forward(self, x):
         x = self.plain(x)
         x = self.down(self.drop(self.norm(self.up(x)).relu()))
-        x = F.dropout(x, 0.2, self.training)
+        x, _ = self.recurrent(F.dropout(x, 0.2, self.training).unsqueeze(1))
         if self.branches and self.training:
             x = x * 1.5
         return x.square().mean()

@@ -14,6 +14,9 @@ from autopar.emit.pytorch.site import EmitError, Site
 from autopar.emit.text import Expr, call
 from autopar.rules.own_functions import FUNCTION, LINEAR
 
+TRAINING = frozenset(("train", "training"))
+"""Names by which functions of torch are told that they train."""
+
 
 def generic(site: Site) -> Expr:
     """The call of ``attrs["torch"]``; ``"%0"`` in its arguments is operand 0.
@@ -36,9 +39,15 @@ def generic(site: Site) -> Expr:
     else:
         function, args, settings = public["function"], public["args"], public["settings"]
     arguments = [_argument(site, a) for a in args]
-    arguments += [f"{name}={_argument(site, a)}" for name, a in settings.items()]
+    arguments += [f"{name}={_setting(site, name, a)}" for name, a in settings.items()]
     only = "[0]" if original.get("listed") else ""
     return Expr(call(function, arguments) + only, weight=2)
+
+
+def _setting(site: Site, name: str, value: Any) -> str:
+    """What is done in training alone, as dropout between recurrent layers is, is not where the
+    program is evaluated."""
+    return "self.training" if name in TRAINING and value is True else _argument(site, value)
 
 
 def _own_function(site: Site, function: Mapping[str, Any]) -> Expr:

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from autopar.frontends.shared.losses import find_loss
+from autopar.runtime.pytorch.recording import named_tensors
 from autopar.runtime.verify.pytorch.dropping import nothing_dropped
 from autopar.runtime.verify.pytorch.modes import Evaluated, exact
 from autopar.runtime.verify.verified import SMALLEST, TOLERANCE
@@ -31,11 +32,14 @@ class Evaluation:
 
 
 def evaluation(model: nn.Module, batch: Mapping[str, Any]) -> Evaluation | None:
-    """None where the loss is no number. What the forward writes in training it writes here too:
-    nothing else is to be read off ``model`` behind this."""
+    """None where the loss is no number. A forward may write buffers, in ``.eval()`` too: nothing
+    else is to be read off ``model`` behind this."""
+    before = [(t, t.clone()) for _, t in named_tensors(model) if not t.requires_grad]
     model.eval()
     own = _loss(model, batch, exact())
     model.train()
+    for tensor, value in before:
+        tensor.copy_(value)
     with nothing_dropped():
         planned = _loss(model, batch, exact(Evaluated))
     if not math.isfinite(planned):
