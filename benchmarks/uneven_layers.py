@@ -3,7 +3,7 @@
     python -m benchmarks.uneven_layers [--only "8b on 8,70b on 256"] [--json]
 
 On one mesh, a layer that lies, keeps and shares otherwise than its neighbours adds its own seconds
-and its own bytes (Galvatron, Miao et al. 2022, equations 2 to 4). So a plan whose layers differ
+and its own bytes, as in the search of Galvatron (Miao et al. 2022). So a plan whose layers differ
 lies on a line between plans whose layers are alike: of ``k`` layers of one and the rest of another.
 Every plan of one stage that a search prices is such a point (seconds, bytes), shardings that hold
 less than the fastest among them; ``mixed_s`` is the least that a line between two of a mesh takes

@@ -82,7 +82,7 @@ def try_families(
         promised_s, _, index, mesh = heapq.heappop(heap)
         candidate = families[mesh][index]
         promise_s = known.promise_s(candidate)
-        if max(promise_s, known.fitting_s(candidate)) >= now.best_s < float("inf"):
+        if now.compares and max(promise_s, known.fitting_s(candidate)) >= now.best_s:
             if index or promise_s < now.best_s:
                 push(mesh, index + 1)
             elif mesh in firsts:

@@ -164,7 +164,7 @@ def _steps(
     question = alone.question
     shared = {} if (question.pins.pp or 1) > 1 else _sharing(question, families)
     for repeats in (False, True):
-        if not repeats or now.best_s == float("inf"):
+        if not (repeats and now.compares):
             own = {f.candidate.model: f for f in firsts if f.repeats == repeats}
             tried = {**{mesh: families[mesh] for mesh in own}, **({} if repeats else shared)}
             now = yield from try_families(alone, own, tried, now)

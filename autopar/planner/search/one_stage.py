@@ -108,7 +108,7 @@ class OneStage:
         late_s = streamed_s(device, memory.optimizer, self.question.optimizer)
         freed = (1 + share) * (memory.optimizer + solved.squeezable)
         hopeless = memory.total - freed > memory.limit
-        if memory.fits or (hopeless and now.best_s < float("inf")):
+        if memory.fits or (hopeless and now.compares):
             return False
         return answer.priced.time.total_s + late_s < now.best_s
 

@@ -56,6 +56,11 @@ class Standings:
         """Seconds of a step of the best so far; what is to be beaten."""
         return self.worth_s if self.best is None else self.best.priced.time.total_s
 
+    @property
+    def compares(self) -> bool:
+        """Whether there is anything to beat."""
+        return self.best_s < float("inf")
+
     def runners_up(self, winner: Answer) -> tuple[RunnerUp, ...]:
         """The best of each family that lost, with why: first what fits, each part fastest first."""
         own = family(winner.decided)

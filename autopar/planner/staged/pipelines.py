@@ -149,7 +149,7 @@ class Pipelines:
 
     def _squeeze(self, shapes: Sequence[Shape], now: Standings) -> Steps:
         """Where nothing fits: prices the pipelines that may need least."""
-        if now.best_s < float("inf"):
+        if now.compares:
             return now
         # The schedule that comes first holds least.
         first = {(c.shape, c.recompute): (size, c) for size, c in self._too_big[::-1]}
@@ -189,7 +189,7 @@ class Pipelines:
 
     def _dive(self, shapes: Sequence[Shape], now: Standings) -> Steps:
         """Where memory is short, a plan to compare with: fewest samples, full recomputation."""
-        if now.best is None and now.best_s < float("inf"):
+        if now.best is None and now.compares:
             return now
         layout = None if now.best is None else now.best.decided.layout
         if layout is not None and not layout.recompute.runs_again and layout.zero < 3:
