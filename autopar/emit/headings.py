@@ -56,6 +56,8 @@ def train_heading(
     batch = count_of(samples, "sample")
     if micro > 1:
         batch += f" in {count_of(micro, 'microbatch', 'es')}"
+    if plan.seq_slices is not None:
+        batch += f", sequences in {plan.seq_slices} slices"
     if width > 1:
         each = f"{samples // micro // width}{' of each' if micro > 1 else ''}"
         batch += f", {each} on each of {width} data ranks"

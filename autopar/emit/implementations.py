@@ -19,7 +19,8 @@ def arguments(
     op: LoweredOp, framework: str, whole: Callable[[int], Sequence[object]], order: str
 ) -> list[str]:
     """What the call is given beside the plain one's arguments; ``whole``: an operand's extents;
-    ``order``: how pieces of sequences lie, which is said where they are not contiguous.
+    ``order``: how pieces of sequences lie, which is said where they are not contiguous. What a
+    layer keeps of earlier slices is its own, and has the name of the op.
 
     Raises `NoImplementation`.
     """
@@ -36,6 +37,8 @@ def arguments(
         for argument in takes:
             if argument == "vocabulary":
                 value = str(_extent(op, name, whole))
+            elif argument == "earlier":
+                value = f'(self, "{op.op.name.rpartition("/")[2]}")'
             elif argument == "order":
                 if order == "contiguous":
                     continue

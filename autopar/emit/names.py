@@ -34,7 +34,7 @@ FUNCTIONS = frozenset(
     " cross_entropy ctc_loss device dropout embedding experts feed_forward gated_activation gather"
     " gathered_linear gathered_linears keep_first linear_cross_entropy linear_reduced"
     " linear_scattered local own_function pad recompute reduce_scatter repeat_heads"
-    " ring_attention rms_norm rotary scaled_linear scatter_sum shard whole".split()
+    " ring_attention rms_norm rotary scaled_linear scatter_sum shard sliced_attention whole".split()
 )
 # Python's own functions, which variables do not hide.
 BUILTINS = frozenset(name for name in dir(builtins) if name.islower())

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from autopar.emit.names import identifier
 from autopar.emit.text import Lines
 from autopar.lowering.lowered import SAMPLE_AXES, Lowered, LoweredOp
-from autopar.nouns.axes import MICROBATCH
+from autopar.nouns.axes import MICROBATCH, SLICE
 from autopar.nouns.batch import BatchEntry
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import key
@@ -62,6 +62,11 @@ def product(sizes: Iterable[int]) -> int:
         for size in factors
     ]
     return Size(value, " * ".join(texts))
+
+
+def ways_of(axis: str) -> str:
+    """Into how many pieces an axis cuts, as the text has it."""
+    return "SETTINGS.seq_slices" if axis == SLICE else f'MESH["{axis}"]'
 
 
 def slice_end(stop: int, size: int) -> str:
@@ -182,7 +187,7 @@ class Sizes:
         if rest % ways == 0:
             rest, beside = rest // ways, []
         text = " * ".join([*texts, *([str(rest)] if rest > 1 else [])])
-        text += "".join(f' // MESH["{axis}"]' for axis in beside)
+        text += "".join(f" // {ways_of(axis)}" for axis in beside)
         numbers = {GLOBAL: self.samples, LOCAL: self._samples_here, **self.values}
         written = math.prod(numbers[t] for t in texts) * rest
         for axis in beside:

@@ -66,12 +66,12 @@ def priced_collectives(
     counts: Counter[_Place] = Counter()
     (stage,) = plan.stages
     inside = ranks_inside(plan.all_reduce)
-    _add_activations(counts, lowered, stage.recompute, plan.microbatches, plan.framework)
+    _add_activations(counts, lowered, stage.recompute, plan.passes, plan.framework)
     state = state_collectives(
         stored_parameters(lowered, stored_dtypes, plan.prefetch),
         plan.mesh(stage),
         stage.zero,
-        plan.microbatches,
+        plan.passes,
         plan.precision,
         clips,
         global_counts(lowered.graph),

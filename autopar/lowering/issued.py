@@ -12,7 +12,6 @@ from typing import NamedTuple
 from autopar.lowering.lowered import Lowered, LoweredOp
 from autopar.lowering.pieces import BEFORE, pieces_of, sites
 from autopar.lowering.routed_pieces import pieces_of as routed_pieces
-from autopar.nouns.axes import MICROBATCH
 from autopar.nouns.graph import DTYPE_BYTES, Tensor
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import key
@@ -47,7 +46,7 @@ def activation_collectives(
     recompute in full run forward again, see `rerun_collectives`.
     """
     if times is None:
-        times = lowered.mesh.size(MICROBATCH)
+        times = lowered.passes
     called = [op.op.attrs["block"] for op in lowered.ops if op.bound is None]
     each = Counter(zip(called, recompute.by_call(len(called)), strict=True))
     for name, calls in Counter(called).items():

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from autopar.nouns.axes import BATCH, MICROBATCH, SAMPLES, SEQUENCES
+from autopar.nouns.axes import BATCH, MICROBATCH, SAMPLES, SEQUENCES, TIMES
 from autopar.nouns.graph import DTYPE_BYTES, Graph, Op, Tensor
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.sharding import Placement, Sharding
@@ -18,7 +18,7 @@ from autopar.rules.notation import BoundRule
 from autopar.rules.resharding import Step
 from autopar.rules.strategies import Strategy
 
-BATCH_AXES = (MICROBATCH, *BATCH)
+BATCH_AXES = (*TIMES, *BATCH)
 """What they do to an op follows from how the batch flows through the graph."""
 SAMPLE_AXES = (MICROBATCH, *SAMPLES)
 
@@ -68,7 +68,8 @@ class LoweredOp:
 
 @dataclass(frozen=True, slots=True)
 class Lowered:
-    """A graph on a mesh (``mesh`` has ``microbatch`` in front). ``blocks`` are lowered bodies."""
+    """A graph on a mesh (``mesh`` has ``microbatch`` and ``slice`` in front, where the batch is cut
+    so). ``blocks`` are lowered bodies."""
 
     graph: Graph
     mesh: Mesh
@@ -88,6 +89,11 @@ class Lowered:
     zigzag: Mapping[str, int] | None = None
     """Where pieces along sequences lie in zigzag (`autopar.rules.cut`): of tensors the dim that
     does; of those that are not there, any that an axis of sequences splits."""
+
+    @property
+    def passes(self) -> int:
+        """How often the graph runs in a step."""
+        return self.mesh.ways(TIMES)
 
     @property
     def order(self) -> str:

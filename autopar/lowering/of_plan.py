@@ -100,6 +100,7 @@ def plan_cut(plan: Plan, graph: Graph, dims: Mapping[str, int]) -> BatchCut:
     """
     ways = max(spread.mesh.ways(SEQUENCES) for spread in plan.spreads)
     try:
-        return batch_cut(graph, dims, ways)
+        return batch_cut(graph, dims, ways, plan.seq_slices or 1)
     except BatchMixed as error:
-        raise LoweringError(f"cp={ways}: {error}") from error
+        asked = f"cp={ways}" if ways > 1 else f"seq_slices={plan.seq_slices}"
+        raise LoweringError(f"{asked}: {error}") from error

@@ -25,7 +25,8 @@ from autopar.lowering.lowered import (
 )
 from autopar.lowering.pieces import check_pieces
 from autopar.lowering.routed_pieces import check_expert_pieces
-from autopar.nouns.axes import AXES, MICROBATCH, SEQUENCES
+from autopar.lowering.sequence_slices import check_slices
+from autopar.nouns.axes import AXES, SEQUENCES, SLICE
 from autopar.nouns.graph import Graph, Op, Tensor
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Spread, key
@@ -56,7 +57,7 @@ def lower(
 ) -> Lowered:
     """The consequences of ``spread`` for ``graph``, whose batch is cut so. ``binder``: gives rules
     that are fitted already to who lowers a graph many times."""
-    mesh = Mesh((MICROBATCH, *spread.mesh.axes), (microbatches, *spread.mesh.sizes)).trimmed()
+    mesh = spread.mesh.timed(microbatches, cut.slices)
     blocks: dict[str, Lowered] = {}
     for name, repeated in graph.blocks.items():
         given = {
@@ -85,6 +86,8 @@ def lower(
     zigzag = None if cut.zigzag is None else _own_names(cut.zigzag, graph, block)
     pieces = spread.pieces, spread.expert_pieces
     whole = Lowered(graph, mesh, block, scope.tensors, ops, outputs, blocks, apart, *pieces, zigzag)
+    if cut.slices > 1:
+        check_slices(whole)
     if block is None and spread.pieces:
         check_pieces(whole)
     if block is None and spread.expert_pieces:
@@ -212,7 +215,7 @@ def _check_in_place(value: LoweredTensor, steps: tuple[Step, ...], block: str | 
     """Raises `LoweringError` where pieces that lie here and there would be cut or joined again by
     an axis outside of those that cut sequences; inner ones take parts of what a rank has."""
     placed = value.produced.placements
-    dims = {p.dim for a, p in placed if a in SEQUENCES and p.kind == "S"}
+    dims = {p.dim for a, p in placed if a in (SLICE, *SEQUENCES) and p.kind == "S"}
     for step in steps:
         if step.axis in AXES[AXES.index(SEQUENCES[-1]) + 1 :]:
             continue

@@ -18,7 +18,8 @@ tp2, tp        factors of ops, as the plan says of each   keeps it whole
 =============  =========================================  ====================================
 
 Gradients of a parameter are summed over the axes that leave it whole and split an op that reads it.
-`microbatch` is no axis of devices: the batch is cut over time there, before anything else.
+`microbatch` and `slice` are no axes of devices: the batch is cut over time there, before anything
+else, its samples by the first, their sequences by the second (Li et al. 2021, TeraPipe).
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ from types import MappingProxyType
 PIPELINE, REPLICATE, SHARD, CONTEXT = "pp dp_replicate dp_shard cp".split()
 HEADS, EXPERT, SECOND_TENSOR, TENSOR = "cp_head ep tp2 tp".split()
 OUTER = "cp_outer"
-MICROBATCH = "microbatch"
+MICROBATCH, SLICE = "microbatch", "slice"
+TIMES = (MICROBATCH, SLICE)
+"""What the batch is cut by over time, outermost first."""
 EXPERT_TENSOR = "etp"
 """A degree and no axis: of the ranks of tp, those that split each expert's matrices."""
 

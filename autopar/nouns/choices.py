@@ -105,6 +105,11 @@ def _routed_aside(pieces: dict[str, int]) -> str:
     )
 
 
+def _wrong_slices(slices: int) -> Iterator[Wrong]:
+    if slices < 2:
+        yield "seq_slices", slices, "a whole number from 2, or null"
+
+
 def _wrong_reduce(dtype: str) -> Iterator[Wrong]:
     if dtype not in WORDS[REDUCE]:
         yield "reduce_dtype", dtype, " or ".join(WORDS[REDUCE]) + ", or null"
@@ -168,6 +173,12 @@ CHOICES = (
     Choice(
         "expert_pieces", "experts", "tokens at once", routed_text, _routed_words, _routed_aside,
         _none,
+    ),
+    Choice(
+        "seq_slices", "sequences", "whole",
+        lambda n: f"in {n} slices", lambda n: f"pass the stages in {n} slices, one after the other",
+        lambda n: f"seq_slices={n}: the trainer passes whole sequences from stage to stage",
+        _wrong_slices,
     ),
     Choice(
         "reduce_dtype", "reduction", "as stored", str, lambda d: f"of gradients in {d}",

@@ -11,6 +11,7 @@
            | "mlp_chunks=" none, or how many         see `autopar.rules.feed_forwards`
            | "tp_pieces=" 1, 2, 4 or 8               see `autopar.lowering.pieces`
            | "expert_pieces=" 1, 2, 4 or 8           see `autopar.lowering.routed_pieces`
+           | "seq_slices=" a whole number from 1     see `autopar.lowering.sequence_slices`
            | "reduce=" float32, bfloat16 or float16
            | "all_reduce=" library or two-level     see `autopar.nouns.reduction`
            | "prefetch=" 0, 1 or 2                   see `autopar.nouns.prefetch`
@@ -59,7 +60,7 @@ from autopar.nouns.zero import ZERO_LEVELS
 RING_RANKS = "cp_ring"
 CHUNKS, MLP_CHUNKS, NO_CHUNKS = "loss_chunks", "mlp_chunks", "none"
 BUCKET, REDUCE, ALL_REDUCE = "bucket", "reduce", "all_reduce"
-PIECES, EXPERT_PIECES = "tp_pieces", "expert_pieces"
+PIECES, EXPERT_PIECES, SEQ_SLICES = "tp_pieces", "expert_pieces", "seq_slices"
 ATTENTION_BY, KERNELS, PREFETCH = "attention", "kernels", "prefetch"
 PRECISION = "precision"
 DEGREES = (REPLICATE, SHARD, TENSOR, CONTEXT, EXPERT, PIPELINE)
@@ -125,6 +126,8 @@ class Pins:
     """Of rows, that tensor-parallel collectives run in beside products."""
     expert_pieces: int | None = None
     """Of tokens, that travel to their experts while others are computed with."""
+    seq_slices: int | None = None
+    """Of sequences, that pass the stages of a pipeline one after the other."""
     reduce: str | None = None
     """Dtype of gradients that FSDP2 reduces."""
     all_reduce: str | None = None
@@ -162,8 +165,8 @@ def _text(name: str, value: Any) -> str:
 
 NAMES = tuple(one.name for one in fields(Pins))
 OF_PROGRAMS = (
-    CHUNKS, MLP_CHUNKS, BUCKET, PIECES, EXPERT_PIECES, REDUCE, ALL_REDUCE, ATTENTION_BY, KERNELS,
-    PREFETCH, PRECISION,
+    CHUNKS, MLP_CHUNKS, BUCKET, PIECES, EXPERT_PIECES, SEQ_SLICES, REDUCE, ALL_REDUCE, ATTENTION_BY,
+    KERNELS, PREFETCH, PRECISION,
 )  # fmt: skip
 """What a program does on top of its layout."""
 _NOT_OF_LAYOUTS = ("microbatches", RING_RANKS, *OF_PROGRAMS)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from autopar.nouns.axes import BATCH, OPS, SAMPLES, SHARING
+from autopar.nouns.axes import BATCH, OPS, SAMPLES, SHARING, TIMES
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +63,11 @@ class Mesh:
 
     def _several(self, names: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(a for a in self.axes if a in names and self.size(a) > 1)
+
+    def timed(self, microbatches: int, slices: int = 1) -> Mesh:
+        """With what the batch is cut by over time in front, less axes of size 1: of ``slices`` the
+        sequences of each microbatch."""
+        return Mesh((*TIMES, *self.axes), (microbatches, slices, *self.sizes)).trimmed()
 
     def without(self, axes: Iterable[str]) -> Mesh:
         """The same mesh without these axes."""

@@ -222,6 +222,8 @@ class Plan:
                   as it does by itself, or it gathers none.
     kernels:      op key -> what runs it (``attention by cudnn``, `autopar.rules.kernels`), of the
                   op that gives the result where a kernel runs several; others run as torch has it.
+    seq_slices:   into which the sequences of a microbatch are cut, that pass the stages one after
+                  the other (`autopar.lowering.sequence_slices`); None: they pass whole.
     recipes:      by op key, how linear layers run in 8 bits (`autopar.nouns.recipes`), as
                   ``fp8-row`` or ``fp8-row:output+input``; None: all have the plan's precision.
     """
@@ -250,6 +252,7 @@ class Plan:
     reduce_dtype: str | None = None
     all_reduce: str | None = None
     prefetch: int | None = None
+    seq_slices: int | None = None
     kernels: Mapping[str, str] = field(default_factory=dict)
     recipes: Mapping[str, str] | None = None
     format: int = FORMAT
@@ -269,6 +272,11 @@ class Plan:
             **{n: size for n, size in sizes.items() if n not in rare},
             PIPELINE: len(self.groups),
         }
+
+    @property
+    def passes(self) -> int:
+        """How often a rank runs each of its stages forward in a step."""
+        return self.microbatches * (self.seq_slices or 1)
 
     @property
     def groups(self) -> tuple[int, ...]:
@@ -306,14 +314,14 @@ class Plan:
 
 _RARE = (
     "expert_imbalance", "loss_chunks", "mlp_chunks", "bucket_bytes", "reduce_dtype", "all_reduce",
-    "prefetch", "recipes",
+    "prefetch", "seq_slices", "recipes",
 )  # fmt: skip
 
 
 def as_data(plan: Plan) -> dict[str, Any]:
     """The plan as plain values. What only plans that offload have is left out of others, and so is
-    what only those with uneven routes, a loss or MLPs in chunks, other buckets or other sums,
-    recipes or kernels have."""
+    what only those with uneven routes, a loss or MLPs in chunks, slices of sequences, other buckets
+    or other sums, recipes or kernels have."""
     data = dataclasses.asdict(plan)
     if not plan.kernels:
         del data["kernels"]

@@ -103,6 +103,8 @@ class Schedule:
     routes: the stages that a microbatch passes, in order; each stage is on one route.
     route:  for every microbatch, which of ``routes`` it takes.
     lists:  for every rank its actions, in order.
+    slices: so many microbatches in a row are slices of the same sequences, the first one first:
+            each stage has them forward in that order, and backward the other way round.
     """
 
     name: str
@@ -110,6 +112,7 @@ class Schedule:
     routes: tuple[tuple[int, ...], ...]
     route: tuple[int, ...]
     lists: Lists
+    slices: int = 1
 
     @property
     def microbatches(self) -> int:
@@ -164,13 +167,21 @@ class Schedule:
         if kind == "F":
             if before is not None:
                 yield Action(before, "F", i)
+            if i % self.slices:
+                yield Action(stage, "F", i - 1)
         elif kind == "W":
             yield Action(stage, "I", i)
         else:
             yield Action(stage, "F", i)
             if behind is not None:
-                whole = Action(behind, "B", i)
-                yield whole if whole in self.actions else Action(behind, "I", i)
+                yield self._backward(behind, i)
+            if (i + 1) % self.slices:
+                yield self._backward(stage, i + 1)
+
+    def _backward(self, stage: int, microbatch: int) -> Action:
+        """What gives the gradients of a stage's inputs."""
+        whole = Action(stage, "B", microbatch)
+        return whole if whole in self.actions else Action(stage, "I", microbatch)
 
 
 def _most_held(actions: Sequence[Action]) -> list[list[tuple[int, int]]]:
@@ -191,6 +202,8 @@ def _most_held(actions: Sequence[Action]) -> list[list[tuple[int, int]]]:
     return [[*zip(stages, moment, strict=True)] for moment in most]
 
 
-def one_route(name: str, ranks: tuple[int, ...], lists: Lists, microbatches: int) -> Schedule:
+def one_route(
+    name: str, ranks: tuple[int, ...], lists: Lists, microbatches: int, slices: int = 1
+) -> Schedule:
     """A schedule in which every microbatch passes all stages in order."""
-    return Schedule(name, ranks, (tuple(range(len(ranks))),), (0,) * microbatches, lists)
+    return Schedule(name, ranks, (tuple(range(len(ranks))),), (0,) * microbatches, lists, slices)

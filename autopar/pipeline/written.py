@@ -24,8 +24,9 @@ def read_schedule(path: str | Path) -> Schedule:
         raise type(error)(f"schedule={path}: {error}") from None
 
 
-def written(name: str, lists: Lists) -> Schedule:
-    """``lists`` as a schedule in which every microbatch passes all stages in order.
+def written(name: str, lists: Lists, slices: int = 1) -> Schedule:
+    """``lists`` as a schedule in which every microbatch passes all stages in order; ``slices``: so
+    many in a row are of the same sequences.
 
     Raises:
         ScheduleError: they are none; says which action is too many, is missing, or where it is.
@@ -49,6 +50,6 @@ def written(name: str, lists: Lists) -> Schedule:
         )
     ranks = tuple(where[stage] for stage in range(len(where)))
     microbatches = 1 + max(action.microbatch for actions in lists for action in actions)
-    made = one_route(name, ranks, lists, microbatches)
+    made = one_route(name, ranks, lists, microbatches, slices)
     check(made)
     return made

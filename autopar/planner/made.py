@@ -36,6 +36,7 @@ def plan_of(
         spreads=(best.spread,),
         stages=best.stages or (_only_stage(best.layout),),
         microbatches=best.candidate.microbatches,
+        seq_slices=best.candidate.slices if best.candidate.slices > 1 else None,
         style=style,
         precision=workload.precision,
         optimizer=workload.optimizer,

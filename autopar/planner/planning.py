@@ -34,7 +34,7 @@ from autopar.planner.ask.dtypes import mixed_unit
 from autopar.planner.ask.measured import Measured
 from autopar.planner.ask.pins import read_pins
 from autopar.planner.ask.question import Outcome, Question
-from autopar.planner.ask.sequences import cuts_along, every_cut
+from autopar.planner.ask.sequences import check_slices, cuts_along, every_cut, in_slices
 from autopar.planner.ask.unruled import check_allowed, check_registered, unruled
 from autopar.planner.made import plan_of
 from autopar.planner.search.expert_pieces import check_expert_pieces, check_expert_pins
@@ -186,6 +186,7 @@ def plan_captured(
     check_pins(pins, workload, cluster)
     check_tp_pieces(pins, workload.framework, style)
     check_expert_pins(pins, workload.framework)
+    check_slices(pins, workload.framework)
     base = at_precision(keep_whole(captured.graph, missing), workload.precision)
     batch_dims = {e.name: e.batch_dim for e in captured.batch if e.batch_dim is not None}
     flow, obstacle = cut = flow_or_obstacle(base, batch_dims)
@@ -349,6 +350,8 @@ def _cuts(
     if (pins.cp or 1) > 1:
         return cuts_along(graph, batch_dims, pins.cp or 1)
     cuts = Cuts(Cut(batch_dims, flow.choices))
+    if (pins.seq_slices or 1) > 1:
+        return in_slices(graph, cuts.samples, pins.seq_slices or 1)
     # what a JAX loss returns beside the loss may be of tokens, which ranks along cp cannot give
     beside = workload.framework == "jax" and len(graph.outputs) > 1
     if pins.cp is None and obstacle is None and not beside:

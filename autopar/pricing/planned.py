@@ -50,7 +50,7 @@ def planned_state(plan: Plan, stage: Stage) -> StateSharding:
     return StateSharding(
         stage.zero,
         plan.mesh(stage),
-        plan.microbatches,
+        plan.passes,
         plan.precision,
         plan.optimizer,
         plan.clip_norm is not None,

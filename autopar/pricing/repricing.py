@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from autopar.lowering.lowered import Lowered, stored
 from autopar.lowering.pieces import Layers
-from autopar.nouns.axes import MICROBATCH
 from autopar.nouns.plan import key
 from autopar.pricing.op_prices import op_ps
 from autopar.pricing.prices import Prices
@@ -19,7 +18,7 @@ from autopar.pricing.tp_pieces import saved_on_the_way
 def objective(lowered: Lowered, prices: Prices, state: StatePrices) -> int:
     """Picoseconds of one optimizer step, additive: nothing overlaps."""
     once = _activations(lowered, prices)
-    return once * lowered.mesh.size(MICROBATCH) + _parameters(lowered, state)
+    return once * lowered.passes + _parameters(lowered, state)
 
 
 def _activations(lowered: Lowered, prices: Prices) -> int:

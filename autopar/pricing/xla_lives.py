@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from autopar.lowering.lowered import Lowered, LoweredOp
 from autopar.nouns import costly
-from autopar.nouns.axes import MICROBATCH
 from autopar.nouns.graph import DTYPE_BYTES
 from autopar.nouns.recompute import policies
 from autopar.pricing.units.activations import activation_lives, moved_bytes
@@ -235,7 +234,7 @@ def _stacks(lowered: Lowered, root: Places, kept: Mapping[str, int]) -> int:
 
 def _batch_bytes(lowered: Lowered, entries: frozenset[str]) -> int:
     tensors = lowered.tensors
-    return lowered.mesh.size(MICROBATCH) * sum(
+    return lowered.passes * sum(
         math.prod(tensors[n].produced.local_shape(tensors[n].tensor.shape, lowered.mesh))
         * DTYPE_BYTES[tensors[n].tensor.dtype]
         for n in lowered.graph.inputs

@@ -12,7 +12,6 @@ from rich.text import Text
 
 from autopar.lowering.issued import Priced, activation_collectives
 from autopar.lowering.lowered import Lowered
-from autopar.nouns.axes import MICROBATCH
 from autopar.nouns.plan import Memory, key
 from autopar.pricing.op_prices import bare_each
 from autopar.pricing.prices import Prices
@@ -329,7 +328,7 @@ def _between(lowered: Lowered) -> dict[str, str]:
 def _calls(lowered: Lowered) -> dict[str | None, int]:
     """How often each block's body runs in a step; None is the top level."""
     calls: dict[str | None, int] = defaultdict(int)
-    times = lowered.mesh.size(MICROBATCH)
+    times = lowered.passes
     calls[None] = times
     for op in lowered.ops:
         if op.bound is None:

@@ -11,10 +11,8 @@ from autopar.lowering.lowered import Lowered, LoweringError
 from autopar.lowering.of_plan import check_recipes, plan_cut
 from autopar.lowering.spread import lower
 from autopar.lowering.stages import CutError
-from autopar.nouns.axes import MICROBATCH
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.graph import Graph
-from autopar.nouns.mesh import Mesh
 from autopar.nouns.pieces import COUNTS
 from autopar.nouns.plan import Memory, Plan, Spread
 from autopar.planner.ask.sentences import short_text
@@ -109,7 +107,7 @@ def revisit(plan: Plan, cluster: Cluster, graph: Graph, batch_dims: Mapping[str,
     cut = plan_cut(plan, graph, batch_dims)
     stage = plan.stages[0]
     spread = plan.spreads[stage.spread]
-    mesh = Mesh((MICROBATCH, *spread.mesh.axes), (plan.microbatches, *spread.mesh.sizes)).trimmed()
+    mesh = spread.mesh.timed(plan.microbatches, plan.seq_slices or 1)
     kernels = fusion(graph) if plan.style == "compiled" else ALONE
     # What the search could choose among: with one piece alone it is as if none were.
     counts = COUNTS if plan.tp_pieces else ONE

@@ -18,6 +18,7 @@ from autopar.nouns.windows import seen_of_documents, seen_pairs
 from autopar.rules.implementations.table import (
     CAUSAL_RING,
     CAUSAL_ROWS,
+    KEPT_ROWS,
     LOCAL_REPEATS,
     RING,
     ROWS,
@@ -117,7 +118,10 @@ def _rows(op: Op, operands: tuple[Tensor, ...]) -> tuple[Implemented, ...]:
         # A mask has all of its columns on every rank.
         return Implemented("s", name, tuple(moves), ("t",), (1, 2), reach)
 
-    return (*plain, *map(ring, (CAUSAL_RING, ZIGZAG_RING) if causal else (RING,)))
+    if not causal:
+        return (*plain, ring(RING))
+    kept = Implemented("s", KEPT_ROWS, also=("t",), of=(1, 2), reach=reach)
+    return (*plain, ring(CAUSAL_RING), ring(ZIGZAG_RING), kept)
 
 
 def _rotary(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:

@@ -9,16 +9,24 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from autopar.nouns.axes import SEQUENCES
+from autopar.nouns.axes import SEQUENCES, SLICE
 from autopar.nouns.graph import Graph
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import key
 from autopar.nouns.sharding import Placement
 from autopar.rules.batch import BatchFlow, batch_flow, data_choices
+from autopar.rules.implementations.table import (
+    GLOBAL_COUNT,
+    KEPT_ROWS,
+    LOCAL_GROUPS,
+    LOCAL_REPEATS,
+)
 from autopar.rules.notation import Implemented
 from autopar.rules.pieces import BatchMixed
 from autopar.rules.registry import bind
 
+BY_SLICE = frozenset({GLOBAL_COUNT, LOCAL_GROUPS, LOCAL_REPEATS})
+"""Implementations that a slice runs by as it stands."""
 ENOUGH = 1.01
 """Pieces in zigzag make the rank with most work at least so much faster, if they are taken."""
 
@@ -41,15 +49,21 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class BatchCut:
-    """``sequences`` is None where no axis splits them."""
+    """``sequences`` is None where no axis splits them.
+
+    slices: that pass one after the other, into which those of a microbatch are cut so ``sliced``.
+    """
 
     samples: Cut
     sequences: Cut | None = None
+    slices: int = 1
+    sliced: Cut | None = None
 
     @property
     def apart(self) -> frozenset[str]:
         """See `Cut.apart`."""
-        return self.sequences.apart if self.sequences is not None else frozenset()
+        along = (cut.apart for cut in (self.sequences, self.sliced) if cut is not None)
+        return frozenset().union(*along)
 
     @property
     def zigzag(self) -> Mapping[str, int] | None:
@@ -57,7 +71,10 @@ class BatchCut:
         return self.sequences.zigzag if self.sequences is not None else None
 
     def on(self, axis: str) -> Cut:
-        """Of an axis that splits the batch, or of microbatches."""
+        """Of an axis that splits the batch, or of what cuts it over time."""
+        if axis == SLICE:
+            assert self.sliced is not None, "this batch has no slices"
+            return self.sliced
         if axis not in SEQUENCES:
             return self.samples
         assert self.sequences is not None, "the sequences of this batch were not followed"
@@ -67,41 +84,79 @@ class BatchCut:
 @dataclass(frozen=True, slots=True)
 class Cuts:
     """How a batch is cut on meshes of any number of ranks to a sequence; ``along``: by that number,
-    where there may be several."""
+    where there may be several; ``sliced``: by that of slices."""
 
     samples: Cut
     along: Mapping[int, Cut] = field(default_factory=dict)
+    sliced: Mapping[int, Cut] = field(default_factory=dict)
 
-    def of(self, mesh: Mesh) -> BatchCut:
+    def of(self, mesh: Mesh, slices: int = 1) -> BatchCut:
         """On one mesh."""
-        return BatchCut(self.samples, self.along.get(mesh.ways(SEQUENCES)))
+        along = self.along.get(mesh.ways(SEQUENCES))
+        return BatchCut(self.samples, along, slices, self.sliced.get(slices))
 
 
-def batch_cut(graph: Graph, batch_dims: Mapping[str, int], cp: int = 1) -> BatchCut:
+def batch_cut(
+    graph: Graph, batch_dims: Mapping[str, int], cp: int = 1, slices: int = 1
+) -> BatchCut:
     """For ``cp`` ranks to a sequence; ``batch_dims``: of each batched input the dim of its samples.
 
     Raises `BatchMixed` where sequences are to be split and cannot be.
     """
     samples = Cut(batch_dims, data_choices(graph, batch_dims))
-    return BatchCut(samples, sequence_cut(graph, batch_dims, cp) if cp > 1 else None)
+    sequences = sequence_cut(graph, batch_dims, cp) if cp > 1 else None
+    sliced = slice_cut(graph, batch_dims, slices) if slices > 1 else None
+    return BatchCut(samples, sequences, slices, sliced)
+
+
+def slice_cut(graph: Graph, batch_dims: Mapping[str, int], slices: int) -> Cut:
+    """Of sequences that pass in ``slices``, each behind the one before it, so that attention reads
+    what is kept of those. Raises `BatchMixed` where an op needs later ones, too."""
+    dims = _tokens(graph, batch_dims, slices, "slices", "seq_slices")
+    cut = _cut(batch_flow(graph, dims, slices), dims)
+    choices = dict(cut.choices)
+    for name, part in ((None, graph), *((n, block.body) for n, block in graph.blocks.items())):
+        for op in part.ops:
+            usual = "" if op.kind == "block" else choices[key(name, op.name)]
+            rule = bind(op, part.tensors).rule if usual else None
+            if rule is None or (implemented := rule.implemented(usual)) is None:
+                continue
+            if any(e.name == KEPT_ROWS and e.factor == usual for e in rule.implementations):
+                choices[key(name, op.name)] = KEPT_ROWS
+            elif implemented.name not in BY_SLICE:
+                raise BatchMixed(
+                    f"op {op.kind!r} at {op.source} needs more of its sequences than the slices up "
+                    "to its own: attention is to be causal, without dropout or a trained mask, all "
+                    "else to treat each token alike"
+                )
+    return replace(cut, choices=choices)
+
+
+def _tokens(
+    graph: Graph, batch_dims: Mapping[str, int], ways: int, of: str, pin: str
+) -> dict[str, int]:
+    """`sequence_dims` of what ``ways`` divide. Raises `BatchMixed`."""
+    dims = sequence_dims(graph, batch_dims)
+    if not dims:
+        raise BatchMixed(
+            f"no entry of the batch has a dim of tokens behind that of its samples, which {ways} "
+            f"{of} could have pieces of"
+        )
+    name, dim = next(iter(dims.items()))
+    length = graph.tensors[name].shape[dim]
+    if length % ways:
+        fitting = [str(n) for n in range(1, length + 1) if length % n == 0]
+        raise BatchMixed(
+            f"{ways} {of} do not divide the {length} tokens of {name}: {pin} may be "
+            f"{', '.join(fitting)}"
+        )
+    return dims
 
 
 def sequence_cut(graph: Graph, batch_dims: Mapping[str, int], cp: int) -> Cut:
     """Of sequences alone, for ``cp`` ranks to each; raises `BatchMixed` as `batch_cut` does."""
-    dims = sequence_dims(graph, batch_dims)
-    if not dims:
-        raise BatchMixed(
-            f"no entry of the batch has a dim of tokens behind that of its samples, which {cp} "
-            "ranks could have pieces of"
-        )
-    name, dim = next(iter(dims.items()))
-    length = graph.tensors[name].shape[dim]
-    if length % cp:
-        fitting = [str(n) for n in range(1, length + 1) if length % n == 0]
-        raise BatchMixed(
-            f"{cp} ranks do not divide the {length} tokens of {name}: cp may be "
-            f"{', '.join(fitting)}"
-        )
+    dims = _tokens(graph, batch_dims, cp, "ranks", "cp")
+    length = next(graph.tensors[name].shape[dim] for name, dim in dims.items())
     if length % (2 * cp) == 0 and (zigzag := _in_zigzag(graph, dims, cp)):
         return zigzag
     cut = _cut(batch_flow(graph, dims, cp), dims)

@@ -17,6 +17,7 @@ from autopar.runtime.pytorch.counting import not_counted
 from autopar.runtime.pytorch.parameters import as_computed
 from autopar.runtime.pytorch.portions import CutBatch, moved, own_tokens
 from autopar.runtime.pytorch.ranks import Ranks
+from autopar.runtime.pytorch.sequence_slices import in_slices
 from autopar.runtime.shared.planned_batch import batch_of
 from autopar.runtime.shared.settings import ProgramError, Settings
 
@@ -31,12 +32,13 @@ def global_batch(workload: Workload, step: int) -> Batch:
         return cast(Batch, batch_of(workload, step))
 
 
-def cut_batch(batch: Batch, ranks: Ranks, settings: Settings) -> Sequence[dict[str, Any]]:
+def cut_batch(batch: Batch, ranks: Ranks, settings: Settings) -> Sequence[Mapping[str, Any]]:
     """This rank's microbatches, in order.
 
     Dim 0 of every tensor is cut into microbatches first, then over ``dp_replicate``, then over
-    ``dp_shard``; dim 1 of sequences over ``cp``. Floats are in the dtype of compute, as parameters
-    are. Raises `ProgramError` where a dim does not divide. A batch that is cut already stays so.
+    ``dp_shard``; dim 1 of sequences over ``cp``, or into slices. Floats are in
+    the dtype of compute, as parameters are. Raises `ProgramError` where a dim does not divide. A
+    batch that is cut already stays so.
     """
     if isinstance(batch, CutBatch):
         return list(batch.microbatches)
@@ -60,7 +62,7 @@ def cut_batch(batch: Batch, ranks: Ranks, settings: Settings) -> Sequence[dict[s
             start = (i * width + place) * rows
             part = moved(value[start : start + rows], ranks.device)
             piece[name] = as_computed(own_tokens(name, part, ranks, settings))
-    return pieces
+    return in_slices(pieces, settings) if settings.seq_slices > 1 else pieces
 
 
 class BatchesDiffer(UserError):

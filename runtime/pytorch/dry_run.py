@@ -23,6 +23,7 @@ from autopar.nouns.batch import BatchEntry
 from autopar.nouns.mesh import Mesh
 from autopar.runtime.pytorch import ranks
 from autopar.runtime.pytorch.parameters import computing, declared_in
+from autopar.runtime.pytorch.sequence_slices import Sequences, at
 from autopar.runtime.pytorch.stage import Stage, Value
 from autopar.runtime.shared.imported import failed, imported
 from autopar.runtime.shared.settings import Settings
@@ -61,7 +62,7 @@ def _step(
     pieces = {e.name: _piece(e, mesh, settings, dtype) for e in batch}
     with ranks.using(_first_of(mesh, module.MESH)), computing(dtype), _draws_given_back():
         if hasattr(module, "STAGES"):
-            _stages(module, pieces, sent)
+            _stages(module, pieces, sent, settings.seq_slices)
             return {name: tuple(value.shape) for name, value in (sent or {}).items()}
         model = _declared_model(module.Model)
         _once_a_kind(model, module, _kinds(model, {}))
@@ -82,6 +83,7 @@ def _stages(
     module: ModuleType,
     pieces: Mapping[str, torch.Tensor],
     sent: dict[str, torch.Tensor] | None = None,
+    slices: int = 1,
 ) -> None:
     """Each stage forward and backward by itself, from values as ``VALUES`` declares them, or as
     stages before it made them."""
@@ -94,8 +96,8 @@ def _stages(
         given: list[Any] = []
         for name in stage.takes:
             if name == "counts":
-                counts = cast(Any, model).counts
-                given.append(counts(pieces))
+                with at(Sequences(), 0, slices):
+                    given.append(cast(Any, model).counts(pieces))
             elif name in values:
                 given.append(_declared(values[name]) if sent is None else _leaf(sent[name]))
             else:
@@ -104,7 +106,8 @@ def _stages(
         key = (kinds[model], *map(_kind, given))
         if key not in ran:
             _once_a_kind(model, module, kinds)
-            ran[key] = _both_ways(model, given)
+            with at(Sequences(), 0, slices):
+                ran[key] = _both_ways(model, given)
         for name, one in zip(stage.gives, ran[key], strict=True):
             if sent is not None and name in values:
                 sent[name] = one
@@ -143,7 +146,8 @@ def _piece(
             ways *= mesh.size(axis)
         shape = (shape[0] // ways, *shape[1:])
     if entry.name in settings.sequences:
-        shape = (shape[0], shape[1] // mesh.ways(SEQUENCES), *shape[2:])
+        pieces = mesh.ways(SEQUENCES) * settings.seq_slices
+        shape = (shape[0], shape[1] // pieces, *shape[2:])
     if dtype is not None and kind is torch.float32:
         kind = dtype
     return torch.empty(shape, dtype=kind, device="meta")

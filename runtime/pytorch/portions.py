@@ -25,14 +25,19 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 class Microbatch(dict[str, Any]):
     """A microbatch whose share of the loss counts ``weight`` times; ``shapes``: what pipelines send
-    of it by name, where those are not the planned ones."""
+    of it by name, where those are not the planned ones; ``slice``: which one of its sequences."""
 
     def __init__(
-        self, entries: Mapping[str, Any], weight: float, shapes: Shapes | None = None
+        self,
+        entries: Mapping[str, Any],
+        weight: float,
+        shapes: Shapes | None = None,
+        slice: int = 0,
     ) -> None:
         super().__init__(entries)
         self.weight = weight
         self.shapes = shapes
+        self.slice = slice
 
 
 def weighted(share: torch.Tensor, microbatch: Mapping[str, Any]) -> torch.Tensor:

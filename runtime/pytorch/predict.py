@@ -23,11 +23,11 @@ from torch import nn
 from autopar.emit.marks import instrumented
 from autopar.files import plan_folder
 from autopar.lowering.of_plan import batch_dims, plan_cut, planned_graph
-from autopar.nouns.axes import MICROBATCH, PIPELINE, SAMPLES
+from autopar.nouns.axes import MICROBATCH, PIPELINE, SAMPLES, SLICE, TIMES
 from autopar.nouns.errors import UserError, did_you_mean
 from autopar.nouns.graph import Graph, Op
 from autopar.nouns.plan import key as plan_key
-from autopar.nouns.sharding import Sharding
+from autopar.nouns.sharding import Placement, Sharding
 from autopar.nouns.workload import Workload
 from autopar.runtime.pytorch.agreement import of_first, together
 from autopar.runtime.pytorch.portions import Microbatch, weight_of
@@ -220,8 +220,10 @@ def result(
     microbatches: Sequence[Microbatch],
     ranks: Ranks,
     gather: bool,
+    slices: int = 1,
 ) -> torch.Tensor:
-    """The result of all samples of this data rank, or of all of them. ``run`` evaluates."""
+    """The result of all samples of this data rank, or of all of them. ``run`` evaluates;
+    ``slices``: into which the sequences of each sample are cut."""
     with probed(model, want.text), recording(only=want.key) as seen, _heard(model, want.layer):
         run()
     own = None
@@ -231,6 +233,8 @@ def result(
         last = seen[calls - 1 :: calls] if calls else []
         sharding = Sharding.parse(last[0].sharding)
         parts = [_whole(one.value, sharding, ranks) for one in last]
+        if slices > 1:
+            parts, rows = _of_slices(parts, sharding.on(SLICE), slices), rows[::slices]
         dim = _batch_dim(sharding)
         if dim is None and any(a in (MICROBATCH, *SAMPLES) for a, _ in sharding.placements):
             raise NoResult(f"{want.key} is no result of each sample: a sum over the batch")
@@ -244,6 +248,16 @@ def result(
     return _of_stage(own, ranks)
 
 
+def _of_slices(parts: list[torch.Tensor], over: Placement, slices: int) -> list[torch.Tensor]:
+    """What slices of a microbatch gave, put together; what is whole in each they have alike."""
+    several = [parts[i : i + slices] for i in range(0, len(parts), slices)]
+    if over.kind == "S":
+        return [torch.cat(some, over.dim) for some in several]
+    if over.kind == "P":
+        return [torch.stack(some).sum(0) for some in several]
+    return [some[0] for some in several]
+
+
 def _batch_dim(sharding: Sharding) -> int | None:
     over = (p for a, p in sharding.placements if a in (MICROBATCH, *SAMPLES))
     return next((p.dim for p in over if p.kind == "S"), None)
@@ -252,7 +266,7 @@ def _batch_dim(sharding: Sharding) -> int | None:
 def _whole(x: torch.Tensor, sharding: Sharding, ranks: Ranks) -> torch.Tensor:
     """Put together over the model axes, innermost first."""
     for axis, placement in reversed(sharding.placements):
-        group = None if axis in (MICROBATCH, *SAMPLES) else ranks.group(axis)
+        group = None if axis in (*TIMES, *SAMPLES) else ranks.group(axis)
         if group is not None and placement.kind == "S":
             x = _joined(x, placement.dim, group)
             if placement.zigzag:

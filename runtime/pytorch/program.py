@@ -59,6 +59,7 @@ from autopar.runtime.pytorch.probe import probe
 from autopar.runtime.pytorch.recomputing import recompute
 from autopar.runtime.pytorch.ring_attention import ring_attention
 from autopar.runtime.pytorch.scaled_products import scaled_linear
+from autopar.runtime.pytorch.sliced_attention import sliced_attention
 from autopar.runtime.pytorch.stage import Stage, Value
 from autopar.runtime.pytorch.vocabulary import cross_entropy, embedding
 from autopar.runtime.shared.settings import Settings
@@ -75,5 +76,5 @@ __all__ = [
     "linear_reduced", "linear_scattered", "local", "own_function",
     "pad", "probe", "recompute", "reduce_scatter", "repeat_heads", "ring_attention",
     "rms_norm", "rotary",
-    "scaled_linear", "scatter_sum", "shard", "whole",
+    "scaled_linear", "scatter_sum", "shard", "sliced_attention", "whole",
 ]  # fmt: skip

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -84,7 +84,8 @@ def ring_attention(
         every = to_zigzag(every, 1, math.prod(ways)) if order == "zigzag" else every
         course = course.within(own, every, k.shape[2])
     scale = q.shape[3] ** -0.5 if scale is None else scale
-    return _computed(q, k, v, _Beside(mask, own, every, sinks), course, scale)
+    carrier = _Passing(course.axes, course.around)
+    return _computed(q, k, v, _Beside(mask, own, every, sinks), course, scale, carrier)
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -107,7 +108,45 @@ def over_blocks(
         course = course.within(own, every, k.shape[2])
     mask = None if mask is None else _spread(mask, q, k.shape[2])
     scale = q.shape[3] ** -0.5 if scale is None else scale
-    return _computed(q, k, v, _Beside(mask, own, every, sinks), course, scale)
+    beside = _Beside(mask, own, every, sinks)
+    return _computed(q, k, v, beside, course, scale, _Passing((), ()))
+
+
+def against(
+    carrier: Carrier,
+    course: Course,
+    ways: int,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    scale: float | None,
+    window: int | None,
+    documents: tuple[Tensor, Tensor] | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    """Causal rows against the pieces of keys and values that a ``carrier`` has, in the order of
+    ``course``, of ``ways`` that make up the sequences; see `ring_attention` for the rest."""
+    check(q, k, v, mask, True, ways, "contiguous", window, 0.0)
+    check_documents(q, k, mask, documents, ways)
+    mask = None if mask is None else _spread(mask, q, k.shape[2] * ways)
+    own, every = documents or (None, None)
+    if own is not None and every is not None:
+        course = course.within(own, every, k.shape[2])
+    scale = q.shape[3] ** -0.5 if scale is None else scale
+    return _computed(q, k, v, _Beside(mask, own, every, sinks), course, scale, carrier)
+
+
+class Carrier(Protocol):
+    """How pieces of keys and values, each pair in one flat tensor, come to who computes with them:
+    the own one first."""
+
+    def around(self, pair: Tensor, visit: Callable[[Tensor], object]) -> None:
+        """``visit`` of each piece; ``pair``: the own one."""
+
+    def there_and_back(self, pair: Tensor, visit: Callable[[Tensor], Tensor]) -> Tensor:
+        """The same, where ``visit`` returns a part of its piece's gradient: the sum of all parts
+        for the own piece."""
 
 
 def _computed(
@@ -117,10 +156,11 @@ def _computed(
     beside: _Beside,
     course: Course,
     scale: float,
+    carrier: Carrier,
 ) -> Tensor:
     *hidden, sinks = beside
     held = None if sinks is None else sinks.detach()
-    out, lost = apply(_Ring, q, k, v, *hidden, held, course, scale)
+    out, lost = apply(_Ring, q, k, v, *hidden, held, course, scale, carrier)
     return cast(Tensor, out if sinks is None else apply(_Sinks, out, sinks, lost))
 
 
@@ -154,14 +194,15 @@ class _Ring(Function):
         sinks: Tensor | None,
         course: Course,
         scale: float,
+        carrier: Carrier,
     ) -> tuple[Tensor, Tensor | None]:
         """The result, and the weights of sinks."""
         beside = _Beside(mask, own, every, sinks)
-        out, top, total = computed(lambda: _forward(q, k, v, beside, course, scale))
+        out, top, total = computed(lambda: _forward(q, k, v, beside, course, scale, carrier))
         assert out is not None
         out = out.detach()  # which may be kept elsewhere, by itself
         ctx.save_for_backward(q, k, v, mask, own, every, out, top, total)
-        ctx.course, ctx.scale = course, scale
+        ctx.course, ctx.scale, ctx.carrier = course, scale, carrier
         lost = None
         if sinks is not None:
             assert top is not None
@@ -209,15 +250,15 @@ class _Ring(Function):
                     _of_mask(added, block, first).add_(part.mask)
             return sums
 
-        where = (_joined(k, v), course.axes, course.around)
+        carrier: Carrier = ctx.carrier
         dk, dv = None, None
         if pair_wanted:
-            dk, dv = _apart(_there_and_back(*where, visit), k, v)
+            dk, dv = _apart(carrier.there_and_back(_joined(k, v), visit), k, v)
         else:
-            _around(*where, visit)
+            carrier.around(_joined(k, v), visit)
         grads = [(dq, q), (dk, k), (dv, v), (added, mask)]
         cast_back = [None if g is None else g.to(x.dtype) for g, x in grads]
-        return *cast_back, None, None, None, None, None
+        return *cast_back, None, None, None, None, None, None
 
 
 class _Sinks(Function):
@@ -250,6 +291,7 @@ def _forward(
     beside: _Beside,
     course: Course,
     scale: float,
+    carrier: Carrier,
 ) -> Result:
     """The result, and by what a row's probabilities are made of its scores again."""
     softmax = Softmax.of_nothing(q, v)
@@ -263,11 +305,24 @@ def _forward(
             hidden = _hidden(beside, block, first)
             softmax.add(block.rows, forward(*operands, hidden, block, scale))
 
-    _around(_joined(k, v), course.axes, course.around, visit)
+    carrier.around(_joined(k, v), visit)
     if beside.sinks is not None:
         softmax.add((0, q.shape[2]), Softmax.of_sinks(beside.sinks, softmax))
     apart = beside.mask is not None and beside.mask.dtype is not torch.bool
     return softmax.result().to(q.dtype), *softmax.normalizer(apart)
+
+
+class _Passing(NamedTuple):
+    """Pieces that pass along axes, ``rounds`` of each."""
+
+    axes: tuple[str, ...]
+    rounds: tuple[int, ...]
+
+    def around(self, pair: Tensor, visit: Callable[[Tensor], object]) -> None:
+        _around(pair, self.axes, self.rounds, visit)
+
+    def there_and_back(self, pair: Tensor, visit: Callable[[Tensor], Tensor]) -> Tensor:
+        return _there_and_back(pair, self.axes, self.rounds, visit)
 
 
 def _around(

@@ -30,6 +30,7 @@ from autopar.runtime.pytorch.portions import (
     rows_of,
 )
 from autopar.runtime.pytorch.ranks import Ranks
+from autopar.runtime.pytorch.sequence_slices import in_slices
 from autopar.runtime.shared.loss_share import LossShare, UnevenBatch, loss_share
 from autopar.runtime.shared.planned_batch import OtherBatch
 from autopar.runtime.shared.settings import Settings
@@ -113,7 +114,8 @@ class Sizes:
         even = samples == self.samples and most * self.width == samples
         planned = even and count == self.settings.microbatches
         if planned:
-            return portions(batch, mine, count, self.names, lambda rows: 1.0, self._own)
+            whole = portions(batch, mine, count, self.names, lambda rows: 1.0, self._own)
+            return self._sliced(whole)
         share = self.share
         if not self.staged:
             self._shapes(self.rows + 1)  # a program that names its number of samples takes no other
@@ -126,7 +128,12 @@ class Sizes:
             for i, microbatch in enumerate(cut.microbatches):
                 rows = max(len(even_split(len(mine), count, i)), 1)
                 microbatch.shapes = self._shapes(rows)
-        return cut
+        return self._sliced(cut)
+
+    def _sliced(self, cut: CutBatch) -> CutBatch:
+        if self.settings.seq_slices == 1:
+            return cut
+        return CutBatch(cut, in_slices(cut.microbatches, self.settings))
 
     def _own(self, name: str, value: Any) -> Any:
         return own_tokens(name, moved(value, self.ranks.device), self.ranks, self.settings)

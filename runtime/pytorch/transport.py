@@ -13,17 +13,22 @@ from contextlib import contextmanager
 
 from torch import Tensor
 
-from autopar.runtime.pytorch import ranks
+from autopar.nouns.axes import SLICE
+from autopar.runtime.pytorch import ranks, sequence_slices
 from autopar.torch_private.ops import functional_collectives
 
 
 def size(axis: str) -> int:
-    """Ranks along ``axis``; 1 where the mesh in use does not have it."""
+    """Ranks along ``axis``; 1 where the mesh in use does not have it. Along ``slice``: slices."""
+    if axis == SLICE:
+        return sequence_slices.count()
     return ranks.current().mesh.size(axis)
 
 
 def index(axis: str) -> int:
-    """This rank's place along ``axis``."""
+    """This rank's place along ``axis``; along ``slice``: that of the slice that runs."""
+    if axis == SLICE:
+        return sequence_slices.index()
     return ranks.current().coordinates.get(axis, 0)
 
 

@@ -46,8 +46,10 @@ class Settings:
     forward_only: units that no gradient passes, so that none is gathered ahead for backward.
     two_level:    how many neighbours of the data ranks DDP adds up gradients among first, and then
                   across; 0: as the library does.
+    seq_slices:   into which the sequences of a microbatch are cut, that pass the stages of a
+                  pipeline one after the other.
     whole_inputs: batch entries that every microbatch and rank gets uncut.
-    sequences:    those of which ranks along ``cp`` have pieces of dim 1.
+    sequences:    those of which ranks along ``cp``, or slices, have pieces of dim 1.
     limits:       parameters by name that each step brings between two numbers, the lower first,
                   None for one that is open.
     order:        how those lie: ``contiguous``, or ``zigzag``, where rank i of n has pieces i and
@@ -56,6 +58,7 @@ class Settings:
 
     zero: int = 0
     microbatches: int = 1
+    seq_slices: int = 1
     precision: str = "float32"
     recompute: str = "none"
     units: tuple[str, ...] = ()
@@ -69,6 +72,11 @@ class Settings:
     forward_only: tuple[str, ...] = ()
     two_level: int = 0
     limits: tuple[tuple[str, float | None, float | None], ...] = ()
+
+    @property
+    def passes(self) -> int:
+        """How often a stage runs forward in a step."""
+        return self.microbatches * self.seq_slices
 
     @property
     def offloads(self) -> bool:
@@ -87,6 +95,8 @@ class Settings:
             raise ProgramError(f"offload={self.offload!r}: choose {' or '.join(OFFLOAD)}")
         if self.microbatches < 1:
             raise ProgramError(f"microbatches={self.microbatches}: at least 1 is needed")
+        if self.seq_slices < 1:
+            raise ProgramError(f"seq_slices={self.seq_slices}: at least 1 is needed")
         if self.precision not in ("float64", "float32", "bfloat16", "float16"):
             raise ProgramError(
                 f"precision={self.precision!r}: choose float32, bfloat16, float16 or float64"
@@ -104,6 +114,7 @@ def check_settings(plan: Plan, mesh: Mapping[str, int], settings: Settings) -> N
     decided = {
         "zero": str(max(stage.zero for stage in plan.stages)),
         "microbatches": str(plan.microbatches),
+        "seq_slices": str(plan.seq_slices or 1),
         "precision": plan.precision,
         "recompute": plan.each("recompute"),
         "offload": plan.each("offload"),

@@ -47,7 +47,7 @@ def _calls(plan: Plan, graph: Graph) -> Counter[int]:
 def _stages(plan: Plan, place: int) -> Iterator[tuple[int, int]]:
     """(stage, passes a step) of what the rank runs."""
     if len(plan.stages) == 1:
-        yield 0, plan.microbatches
+        yield 0, plan.passes
         return
     schedule = schedule_of(plan)
     passes = Counter(action.stage for action in schedule.lists[place] if action.kind == "F")

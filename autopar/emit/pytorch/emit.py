@@ -40,7 +40,7 @@ from autopar.lowering.counts import counted
 from autopar.lowering.lowered import BATCH_AXES, Lowered
 from autopar.lowering.precision import HALF
 from autopar.lowering.stages import StagePart, stage_parts
-from autopar.nouns.axes import MICROBATCH, SEQUENCES, SHARING
+from autopar.nouns.axes import MICROBATCH, SEQUENCES, SHARING, SLICE
 from autopar.nouns.buckets import MIB
 from autopar.nouns.offload import OFFLOAD
 from autopar.nouns.plan import Plan
@@ -123,6 +123,7 @@ def _how(
         mesh=mesh,
         zero=zero,
         microbatches=plan.microbatches,
+        seq_slices=plan.seq_slices or 1,
         clip_norm=plan.clip_norm,
         staged=len(plan.stages) > 1,
         counts="def counts(" in model,
@@ -233,6 +234,7 @@ def _imports(names: set[str]) -> list[str]:
 def _settings(lowered: Lowered, plan: Plan, captured: CapturedModel | None) -> list[str]:
     zero = max(stage.zero for stage in plan.stages)
     given = [f"zero={zero}", f"microbatches={plan.microbatches}"]
+    given += [f"seq_slices={plan.seq_slices}"] if plan.seq_slices is not None else []
     given += [f'precision="{plan.precision}"', f'recompute="{plan.each("recompute")}"']
     if plan.each("offload") != OFFLOAD[0]:
         given.append(f'offload="{plan.each("offload")}"')
@@ -255,9 +257,10 @@ def _settings(lowered: Lowered, plan: Plan, captured: CapturedModel | None) -> l
         if limits := [(n, *t.limits) for n, t in captured.tensors.items() if t.limits]:
             given.append(f"limits={literal(limits)}")
     inputs = {n: lowered.tensors[n].produced for n in lowered.graph.inputs}
-    cut = (n for n, placed in inputs.items() if any(placed.on(a).kind == "S" for a in SEQUENCES))
-    if along := tuple(cut):
-        given.append(f"sequences={literal(along)}")
+    along = (SLICE, *SEQUENCES)
+    cut = (n for n, placed in inputs.items() if any(placed.on(a).kind == "S" for a in along))
+    if sequences := tuple(cut):
+        given.append(f"sequences={literal(sequences)}")
         given += ['order="zigzag"'] if lowered.zigzag is not None else []
     lines = Lines(0)
     lines.add(f"SETTINGS = Settings({', '.join(given)})")
@@ -269,12 +272,15 @@ def _docstring(lowered: Lowered, plan: Plan, captured: CapturedModel | None, bod
     ranks = mesh.device_count
     size = lowered.mesh.size(MICROBATCH)
     micro = count_of(size, "microbatch", "es")
+    if plan.seq_slices is not None:
+        micro += f", each in {plan.seq_slices} slices of its sequences"
+    of = "slice" if plan.seq_slices is not None else "microbatch"
     samples = "" if captured is None else f"{captured.samples} samples in "
     model = plan.workload.rpartition("/")[2]
     lines = [
         f'"""{model} on {ranks} rank{"s" if ranks != 1 else ""}: {mesh}.',
         "",
-        f"Batch:     {samples}{micro}; shapes below are those of one microbatch on one rank.",
+        f"Batch:     {samples}{micro}; shapes below are those of one {of} on one rank.",
         *([f"Schedule:  {plan.schedule} over {len(plan.stages)} stages."] * (len(plan.stages) > 1)),
         "State:     " + f"\n{'':11}".join(state(plan)),
         f"Precision: {plan.precision}.",

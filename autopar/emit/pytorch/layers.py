@@ -13,7 +13,7 @@ from autopar.emit.text import PRODUCT, UNARY, Expr, axes_text, axis_argument, ca
 from autopar.lowering.lowered import Operand
 from autopar.nouns.recipes import Narrow
 from autopar.rules.implementations.kernels import ATTR
-from autopar.rules.implementations.table import CAUSAL_RING, RING, ZIGZAG_RING
+from autopar.rules.implementations.table import CAUSAL_RING, KEPT_ROWS, RING, ZIGZAG_RING
 from autopar.rules.narrow import RECIPE, joined_axes, local_of
 
 # -- products and lookups ------------------------------------------------------------------------
@@ -192,8 +192,10 @@ def _attention(site: Site) -> Expr:
         arguments.append(f"dropout={literal(site.attrs['dropout_p'])} * self.training")
         apart = site.drawn_apart(dims=3)  # scores [b, h, s, t] are dropped
         arguments += [axis_argument(apart)] if apart else []
-    ring = {CAUSAL_RING, RING, ZIGZAG_RING} & site.at.implementations.keys()
-    return Expr(call("ring_attention" if ring else "attention", arguments), weight=HEAVY)
+    runs_by = site.at.implementations.keys()
+    function = "ring_attention" if {CAUSAL_RING, RING, ZIGZAG_RING} & runs_by else "attention"
+    function = "sliced_attention" if KEPT_ROWS in runs_by else function
+    return Expr(call(function, arguments), weight=HEAVY)
 
 
 def _rotary(site: Site) -> Expr:

@@ -18,6 +18,12 @@ _WORDS = (
     SPLIT,
     ZIGZAG,
     PARTIAL,
+    Word(r"\bslice:S\d", "slice:S1", "of sequences one slice: they run one after the other"),
+    Word(
+        r"\bsliced_attention\(",
+        "sliced_attention",
+        "rows of a slice, against its keys and those kept of slices before",
+    ),
     Word(AXIS + r':D\b(?!")', "{}:D", "whole on every rank; each rank's gradient is a partial sum"),
     Word(
         r'Parameter\([^)]*\)[^)]*"(\w+):S\d"',

@@ -9,6 +9,7 @@ from typing import Any
 from autopar.emit.sizes import NONE, Sizes
 from autopar.emit.text import Expr, constant
 from autopar.lowering.lowered import SAMPLE_AXES, Lowered, LoweredOp
+from autopar.nouns.axes import SLICE
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.sharding import Sharding
 
@@ -114,12 +115,13 @@ class Site:
         return frozenset(placed.dim for _, placed in placements if placed.kind == "S")
 
     def drawn_apart(self, result: int = 0, dims: int | None = None) -> tuple[str, ...]:
-        """Model axes that split a result, or its first ``dims`` dims: their ranks drop apart."""
+        """Model axes that split a result, or its first ``dims`` dims: their ranks drop apart. So
+        do slices, each of which has random numbers of its own."""
         placements = self.at.results[result].placements
         return tuple(
             axis
             for axis, placement in placements
-            if axis not in SAMPLE_AXES
+            if axis not in (SLICE, *SAMPLE_AXES)
             and placement.kind == "S"
             and (dims is None or placement.dim < dims)
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from autopar.emit.pytorch.site import EmitError
 from autopar.emit.steps import CALLS, call_of
+from autopar.nouns.axes import MICROBATCH
 from autopar.rules.resharding import Step
 
 _COMMENTS = {
@@ -19,7 +20,7 @@ def calls(step: Step, x: str, after: tuple[int, ...]) -> list[tuple[str, str]]:
 
     ``x`` is the variable that they read; ``after`` is the shape on one rank after the step.
     """
-    if step.axis == "microbatch":
+    if step.axis == MICROBATCH:
         raise EmitError(
             f"a value goes from {step.source} to {step.target} over microbatches, which run one "
             "after the other: the data choices of the plan are wrong"

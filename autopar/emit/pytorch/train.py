@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from autopar.emit.constants import literal
 from autopar.emit.text import Lines, docstring, lines_of
-from autopar.nouns.axes import BATCH, PIPELINE, REPLICATE, SEQUENCES
+from autopar.nouns.axes import BATCH, PIPELINE, REPLICATE, SEQUENCES, SLICE
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.zero import ZERO, over
 
@@ -38,7 +38,7 @@ class How:
     compiled:  whether forward and backward are compiled into fused kernels.
     carries:   whether the forward updates buffers by itself.
     limits:    whether the forward keeps parameters between limits.
-    two_level: as `Settings` has it.
+    two_level, seq_slices: as `Settings` has them.
     about:     lines of the docstring.
     """
 
@@ -58,6 +58,7 @@ class How:
     carries: bool = False
     limits: bool = False
     two_level: int = 0
+    seq_slices: int = 1
     about: tuple[str, ...] = ("One training step.",)
 
     @property
@@ -149,7 +150,8 @@ def _backward(how: How) -> list[str]:
         lines.add("state.limit()", "the forward keeps parameters between SETTINGS.limits")
     samples = how.mesh.sample_axes
     cut = _and(("microbatch", *samples) if how.microbatches > 1 else samples)
-    along = _and(tuple(a for a in how.mesh.batch_axes if a in SEQUENCES))
+    split = tuple(a for a in how.mesh.batch_axes if a in SEQUENCES)
+    along = _and((SLICE, *split) if how.seq_slices > 1 else split)
     cuts = [f"dim 0 by {cut}"] if cut else []
     cuts += [f"dim 1 of sequences by {along}"] if along else []
     lines.add(

@@ -13,18 +13,18 @@ from autopar.pipeline.schedules.table import SCHEDULES, schedule
 
 def schedule_of(plan: Plan) -> Schedule:
     """Raises `ScheduleError` where the plan's stages and microbatches cannot be ordered so."""
-    groups = plan.groups
+    groups, slices = plan.groups, plan.seq_slices or 1
     if plan.actions:
         ranks = tuple(groups.index(stage.device) for stage in plan.stages)
         lists = from_text("\n".join(plan.actions))
-        return one_route(plan.schedule, ranks, lists, plan.microbatches)
-    return _named(plan.schedule, len(groups), plan.microbatches, len(plan.stages))
+        return one_route(plan.schedule, ranks, lists, plan.passes, slices)
+    return _named(plan.schedule, len(groups), plan.passes, len(plan.stages), slices)
 
 
 @lru_cache(maxsize=64)
-def _named(name: str, pp: int, microbatches: int, stages: int) -> Schedule:
+def _named(name: str, pp: int, microbatches: int, stages: int, slices: int) -> Schedule:
     each = SCHEDULES[name].stages if name in SCHEDULES else 1
-    return schedule(name, pp, microbatches, max(1, stages // (pp * each)))
+    return schedule(name, pp, microbatches, max(1, stages // (pp * each)), slices)
 
 
 def lists_of(plan: Plan, text: str) -> Lists:

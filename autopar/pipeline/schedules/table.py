@@ -24,6 +24,7 @@ class Kind:
     least:    microbatches that the schedule needs, by the number of ranks.
     even_ranks: the ranks must be an even number.
     splits: backward is I and W.
+    sliced: as ``make``, and of slices that sequences pass in.
     """
 
     make: Callable[[int, int, int], Schedule]
@@ -33,12 +34,13 @@ class Kind:
     least: Callable[[int], int] = lambda pp: 1
     even_ranks: bool = False
     splits: bool = False
+    sliced: Callable[[int, int, int, int], Schedule] | None = None
 
 
 SCHEDULES: Mapping[str, Kind] = {
-    "gpipe": Kind(gpipe),
-    "1f1b": Kind(one_f_one_b),
-    "eager-1f1b": Kind(eager_one_f_one_b),
+    "gpipe": Kind(gpipe, sliced=gpipe),
+    "1f1b": Kind(one_f_one_b, sliced=one_f_one_b),
+    "eager-1f1b": Kind(eager_one_f_one_b, sliced=eager_one_f_one_b),
     "interleaved-1f1b": Kind(interleaved, interleaves=True, turns=True),
     "breadth-first": Kind(breadth_first, interleaves=True),
     "zb-h1": Kind(zb_h1, splits=True),
@@ -51,15 +53,21 @@ SCHEDULES: Mapping[str, Kind] = {
 }
 
 
-def schedule(name: str, pp: int, microbatches: int, interleave: int = 1) -> Schedule:
-    """The schedule ``name`` over ``pp`` ranks; ``interleave``: stages a rank, for waves half of it.
+def schedule(
+    name: str, pp: int, microbatches: int, interleave: int = 1, slices: int = 1
+) -> Schedule:
+    """The schedule ``name`` over ``pp`` ranks; ``interleave``: stages a rank, for waves half of it;
+    ``slices``: of each sequence, every one of which is a microbatch.
 
     Raises `ScheduleError` as `kind_of` does.
     """
-    return kind_of(name, pp, microbatches, interleave).make(pp, microbatches, interleave)
+    kind = kind_of(name, pp, microbatches, interleave, slices)
+    if kind.sliced is not None:
+        return kind.sliced(pp, microbatches, interleave, slices)
+    return kind.make(pp, microbatches, interleave)
 
 
-def kind_of(name: str, pp: int, microbatches: int, interleave: int = 1) -> Kind:
+def kind_of(name: str, pp: int, microbatches: int, interleave: int = 1, slices: int = 1) -> Kind:
     """What a schedule is of, where it can have these counts.
 
     Raises:
@@ -69,6 +77,13 @@ def kind_of(name: str, pp: int, microbatches: int, interleave: int = 1) -> Kind:
     if kind is None:
         raise ScheduleError(
             f"schedule={name}: {did_you_mean(name, SCHEDULES)}choose among {', '.join(SCHEDULES)}"
+        )
+    if slices > 1 and kind.sliced is None:
+        may = ", ".join(name for name, kind in SCHEDULES.items() if kind.sliced is not None)
+        raise ScheduleError(
+            f"schedule={name} has the backwards of a sequence's {slices} slices in the order of "
+            f"its forwards, and they come the other way round: take one of {may}, or leave "
+            "seq_slices out"
         )
     if interleave > 1 and not kind.interleaves:
         raise ScheduleError(

@@ -36,17 +36,26 @@ ALONE = Mesh((), ())
 class Candidate:
     """``data`` times the ranks of ``model``; the batch is cut into ``microbatches`` first.
 
-    model: every axis but depth and those of data parallelism, outermost first.
+    model:  every axis but depth and those of data parallelism, outermost first.
+    slices: into which the sequences of a microbatch are cut.
     """
 
     data: int
     model: Mesh
     microbatches: int
+    slices: int = 1
 
     @property
     def name(self) -> str:
         """For people who wait."""
-        return f"{degrees_text(self.model)} data={self.data} microbatches={self.microbatches}"
+        sliced = f" slices={self.slices}" if self.slices > 1 else ""
+        times = f"data={self.data} microbatches={self.microbatches}{sliced}"
+        return f"{degrees_text(self.model)} {times}"
+
+    @property
+    def passes(self) -> int:
+        """How often a rank runs forward in a step."""
+        return self.microbatches * self.slices
 
     @property
     def ranks(self) -> int:
@@ -154,7 +163,12 @@ def candidates(
     if not any(ranks.values()):
         raise LayoutError(f"--fix {pins} does not make up {devices} devices of a stage")
     possible = [
-        Candidate(data // ep, model_mesh(rest // data, beside, ring, head, ep, outer), count)
+        Candidate(
+            data // ep,
+            model_mesh(rest // data, beside, ring, head, ep, outer),
+            count,
+            pins.seq_slices or 1,
+        )
         for cp, listed in ranks.items()
         for rest in (devices // (cp * beside),)
         for data in listed

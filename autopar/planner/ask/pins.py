@@ -30,6 +30,7 @@ from autopar.nouns.axes import (
 from autopar.nouns.layout import (
     OF_PROGRAMS,
     RING_RANKS,
+    SEQ_SLICES,
     WORDS,
     Grammar,
     LayoutError,
@@ -122,6 +123,7 @@ def read_pins(pairs: Mapping[str, str], devices: int) -> tuple[Pins, Lists | Non
             f"--fix tp2={tp2} does not divide the {devices // pp // cp} devices that are left for "
             f"it: tp2 may be {alternatives(divisors(devices // pp // cp))}"
         )
+    _check_slices(pins)
     for name in ("schedule", "interleave"):
         if pp == 1 and pairs.get(name, "none") not in ("none", "1"):
             raise LayoutError(
@@ -131,6 +133,38 @@ def read_pins(pairs: Mapping[str, str], devices: int) -> tuple[Pins, Lists | Non
     pins = _of_matrices(pins, devices // pp)
     _check(pins, devices // pp // cp // tp2)
     return pins, actions
+
+
+def _check_slices(pins: Pins) -> None:
+    """Raises `LayoutError` for slices of sequences beside what they cannot be with."""
+    slices, pinned = pins.seq_slices or 1, pins.texts()
+    if slices == 1:
+        return
+    if pins.pp in (None, 1):
+        raise LayoutError(
+            f"--fix seq_slices={slices}: slices of a sequence pass the stages of a pipeline one "
+            "after the other, and one stage gains nothing by them: give --fix pp=2 or more with it",
+            {SEQ_SLICES: "1"},
+        )
+    for name in (CONTEXT, RING_RANKS, HEADS, OUTER):
+        if pinned.get(name, "1") != "1":
+            raise LayoutError(
+                f"--fix {name}={pinned[name]} cuts sequences over ranks, and seq_slices={slices} "
+                "over time: no program does both so far; leave one of them out",
+                {SEQ_SLICES: "1"},
+            )
+    if pins.precision is not None:
+        raise LayoutError(
+            f"--fix precision={pins.precision}: products in 8 bits have scales of whole sequences, "
+            f"and seq_slices={slices} cuts these; leave one of them out",
+            {SEQ_SLICES: "1"},
+        )
+    if pins.schedule == ORDERS[-1]:
+        raise LayoutError(
+            f"--fix schedule={pins.schedule}: orders of slices are not looked for; take 1f1b, "
+            "gpipe, eager-1f1b or a file of actions, or leave seq_slices out",
+            {SEQ_SLICES: "1"},
+        )
 
 
 def _of_matrices(pins: Pins, devices: int) -> Pins:

@@ -127,7 +127,7 @@ class Question:
         Raises:
             LayoutError: none does; the text says why.
         """
-        whole = [c for c in listed if c.microbatches == 1]
+        whole = [c for c in listed if c.passes == 1]
         if not self.splits_batch:
             whole = [c for c in whole if c.parts == 1]
             if not whole:
@@ -140,9 +140,9 @@ class Question:
             return list(listed)
         if not whole:
             raise LayoutError(
-                f"the batch cannot be cut into {listed[0].microbatches} microbatches: "
+                f"the batch cannot be cut into {listed[0].passes} microbatches: "
                 f"{self.obstacles[0]}; leave microbatch out of --fix, or give the whole batch of a "
-                "rank"
+                "rank" + (", and leave seq_slices out" if listed[0].slices > 1 else "")
             )
         return whole
 

@@ -8,13 +8,13 @@ from autopar.lowering.lowered import LoweringError
 from autopar.lowering.spread import lower
 from autopar.nouns.axes import CONTEXT, HEADS, SHARD
 from autopar.nouns.graph import Graph
-from autopar.nouns.layout import LayoutError, alternatives, divisors
+from autopar.nouns.layout import SEQ_SLICES, LayoutError, Pins, alternatives, divisors
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Spread
-from autopar.rules.cut import BatchCut, Cut, Cuts, batch_cut, sequence_cut
+from autopar.rules.cut import BatchCut, Cut, Cuts, batch_cut, sequence_cut, slice_cut
 from autopar.rules.pieces import BatchMixed
 
-WITHOUT = {CONTEXT: "1"}
+WITHOUT, WHOLE = {CONTEXT: "1"}, {SEQ_SLICES: "1"}
 
 
 def cuts_along(graph: Graph, batch_dims: Mapping[str, int], cp: int) -> Cuts:
@@ -30,6 +30,31 @@ def cuts_along(graph: Graph, batch_dims: Mapping[str, int], cp: int) -> Cuts:
         raise LayoutError(f"--fix cp={cp}: {error}", WITHOUT) from error
     assert cut.sequences is not None
     return Cuts(cut.samples, {cp: cut.sequences})
+
+
+def check_slices(pins: Pins, framework: str) -> None:
+    """Raises `LayoutError` where programs of the framework have no slices."""
+    if (pins.seq_slices or 1) > 1 and framework != "torch":
+        raise LayoutError(
+            f"--fix seq_slices={pins.seq_slices}: stages of JAX programs take whole sequences; "
+            "leave it out, or split sequences over ranks by cp",
+            WHOLE,
+        )
+
+
+def in_slices(graph: Graph, samples: Cut, slices: int) -> Cuts:
+    """For sequences that pass the stages of a pipeline in ``slices``.
+
+    Raises:
+        LayoutError: the batch or an op of the model do not allow it.
+    """
+    try:
+        cut = BatchCut(samples, None, slices, slice_cut(graph, samples.dims, slices))
+        _try_beside_samples(graph, samples.dims, cut)
+    except (BatchMixed, LoweringError) as error:
+        raise LayoutError(f"--fix seq_slices={slices}: {error}", WHOLE) from error
+    assert cut.sliced is not None
+    return Cuts(samples, sliced={slices: cut.sliced})
 
 
 def check_heads(graph: Graph, heads: int) -> None:
@@ -68,7 +93,7 @@ def every_cut(graph: Graph, samples: Cut, devices: int) -> Cuts:
 
 
 def _try_beside_samples(
-    graph: Graph, batch_dims: Mapping[str, int], cut: BatchCut, cp: int
+    graph: Graph, batch_dims: Mapping[str, int], cut: BatchCut, cp: int = 1
 ) -> None:
     """Raises `LoweringError` where samples and sequences cannot both be split."""
     samples = {graph.tensors[name].shape[dim] for name, dim in batch_dims.items()}

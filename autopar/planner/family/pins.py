@@ -22,6 +22,7 @@ from autopar.nouns.layout import (
     PREFETCH,
     REDUCE,
     RING_RANKS,
+    SEQ_SLICES,
     WORDS,
     Grammar,
     Layout,
@@ -77,6 +78,11 @@ def read_pins(pairs: Mapping[str, str]) -> Pins:
         raise LayoutError(
             f"--fix {EXPERT_PIECES}={pins.expert_pieces}: layouts of architecture figures have "
             "tokens travel at once; leave it out, or give a model in place of --arch"
+        )
+    if pins.seq_slices not in (None, 1):
+        raise LayoutError(
+            f"--fix {SEQ_SLICES}={pins.seq_slices}: layouts of architecture figures pass whole "
+            "sequences from stage to stage; leave it out, or give a model in place of --arch"
         )
     if pins.tp_pieces not in (None, 1):
         raise LayoutError(

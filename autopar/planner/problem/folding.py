@@ -19,7 +19,7 @@ from autopar.lowering.lowered import BATCH_AXES
 from autopar.lowering.pieces import Layers
 from autopar.lowering.spread import entering_on
 from autopar.lowering.stages import updated_buffers
-from autopar.nouns.axes import MICROBATCH
+from autopar.nouns.axes import TIMES
 from autopar.nouns.graph import DTYPE_BYTES, Graph, Op, Tensor
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import key
@@ -85,7 +85,7 @@ def pose(
     """As `fold`, with the model's state free of charge."""
     travel = 1 not in prices.expert_pieces  # as many pieces are pinned
     legal = Legal(mesh, cut, bindings, must_split, even, experts, rows, matrices, travel)
-    ledger = Ledger(MovePrices(Codes(mesh), prices), mesh.size(MICROBATCH))
+    ledger = Ledger(MovePrices(Codes(mesh), prices), mesh.ways(TIMES))
     folding = _Folding(graph, legal, ledger)
     folding.run()
     codes = ledger.moves.codes

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 
 from autopar.lowering.lowered import BATCH_AXES
-from autopar.nouns.axes import CONTEXT, EXPERT, HEADS, MICROBATCH, OUTER, REPLICATE, SHARD
+from autopar.nouns.axes import CONTEXT, EXPERT, HEADS, MICROBATCH, OUTER, REPLICATE, SHARD, TIMES
 from autopar.nouns.graph import Graph, Op
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import key
@@ -155,7 +155,7 @@ class Legal:
         """What follows from how the batch flows, and what may take its place. ``apart``: of pieces
         that lie here and there, which nothing may put together."""
         usual = self.cut.on(axis).choices[where]
-        if axis == MICROBATCH:
+        if axis in TIMES:
             return (usual,)
         others = alternatives(bound, axis, usual, self.cut.samples.choices[where])
         if apart or axis == OUTER or (axis == CONTEXT and (self.rows or self.mesh.size(OUTER) > 1)):

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from autopar.lowering.lowered import BATCH_AXES
-from autopar.nouns.axes import MICROBATCH
-from autopar.nouns.mesh import Mesh
+from autopar.nouns.axes import TIMES
 from autopar.nouns.plan import Spread
 from autopar.nouns.problem import Problem
 from autopar.nouns.sharding import Sharding
@@ -90,10 +89,7 @@ class Folded:
                 shared[node.key] = option
             elif option != "R":
                 parameters[node.key] = option
-        mesh = self.codes.mesh
-        kept = [(a, s) for a, s in zip(mesh.axes, mesh.sizes, strict=True) if a != MICROBATCH]
-        mesh = Mesh(tuple(a for a, _ in kept), tuple(s for _, s in kept))
-        return Spread(mesh, ops, shared, parameters)
+        return Spread(self.codes.mesh.without(TIMES), ops, shared, parameters)
 
 
 def model_text(sharding: Sharding) -> str:

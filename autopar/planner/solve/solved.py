@@ -9,8 +9,6 @@ from autopar.lowering.lowered import Lowered
 from autopar.lowering.pieces import every_site, with_pieces
 from autopar.lowering.routed_pieces import with_expert_pieces
 from autopar.lowering.spread import lower
-from autopar.nouns.axes import MICROBATCH
-from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Spread
 from autopar.nouns.prefetch import USUAL
 from autopar.nouns.problem import NoFeasibleAnswer, Solution
@@ -131,7 +129,7 @@ def solve(
             return solve(question, candidate, solver, charged, usage_limit, posed)
     except (NoStrategy, NoFeasibleAnswer):
         return None
-    cut = question.cuts.of(candidate.model)
+    cut = question.cuts.of(candidate.model, candidate.slices)
     binder = solver.bindings.of
     lowered = lower(question.graph, spread, candidate.microbatches, cut, binder=binder)
     lowered = posed.prices.settled(lowered)
@@ -160,12 +158,12 @@ def charge(
 def _posed(question: Question, candidate: Candidate, solver: Solver, must_split: bool) -> Posed:
     """The problem of ops and moves. Raises `NoStrategy`."""
     mesh = hidden(candidate.data).layout.mesh(candidate.model)
-    full = Mesh((MICROBATCH, *mesh.axes), (candidate.microbatches, *mesh.sizes)).trimmed()
+    full = mesh.timed(candidate.microbatches, candidate.slices)
     works = solver.bindings.works
     return pose(
         question.graph,
         full,
-        question.cuts.of(candidate.model),
+        question.cuts.of(candidate.model, candidate.slices),
         question.prices(full, works),
         solver.bindings,
         must_split,
@@ -186,7 +184,7 @@ def lowered_of(question: Question, decided: Decided) -> Lowered:
 def unsettled_of(question: Question, decided: Decided) -> Lowered:
     """The same with recipes that are open as they are."""
     candidate = decided.candidate
-    cut = question.cuts.of(candidate.model)
+    cut = question.cuts.of(candidate.model, candidate.slices)
     return lower(question.graph, decided.spread, candidate.microbatches, cut)
 
 
@@ -194,7 +192,7 @@ def state_of(question: Question, layout: StateLayout, candidate: Candidate) -> S
     return StateSharding(
         layout.zero,
         layout.mesh(candidate.model),
-        candidate.microbatches,
+        candidate.passes,
         question.precision,
         question.optimizer,
         question.clips,

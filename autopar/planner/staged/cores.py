@@ -147,7 +147,7 @@ class CoreTrials:
         solved, candidate = self.model.solved, self.core.shape.candidate
         state = state_of(self.question, choice, candidate)
         time = stage_time(solved.summary, state, self.question.cluster, choice.recompute)
-        passes_s = candidate.microbatches * (time.forward_s + time.backward_s)
+        passes_s = candidate.passes * (time.forward_s + time.backward_s)
         return passes_s + time.first_s + time.reduce_s + time.update_s + time.late_s
 
     def prices(self, choice: StateLayout) -> PipelinePrices:
@@ -194,7 +194,7 @@ class CoreTrials:
             (kind, link): busy[kind] + 2 * sends.crossing_s[link][None, :]
             for kind, link in dict.fromkeys(kinds)
         }
-        m = self.core.shape.candidate.microbatches
+        m = self.core.shape.candidate.passes
         return cut([busy[kind] for kind, _ in kinds], [fill[key] for key in kinds], m, allowed).ends
 
     def _by_table(self, tables: Sequence[Table], cuts: Sequence[Ends]) -> list[Trial]:

@@ -38,7 +38,7 @@ def limits(pp: int, microbatches: int) -> list[int]:
 
 def found_order(core: Core, model: Model, cluster: Cluster, sends: Sends) -> Order:
     """Raises `ScheduleError` where there is none, with what stands against it."""
-    pp, m = core.shape.pp, core.shape.candidate.microbatches
+    pp, m = core.shape.pp, core.shape.candidate.passes
     stages = pp * core.depth
     split = not core.lightest.runs_again
     if (2 + split) * stages * m > MOST:

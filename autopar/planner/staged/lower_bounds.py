@@ -54,7 +54,7 @@ class LowerBounds:
 
     def shape_s(self, shape: Shape) -> float:
         """By its sharding where that is solved, else by what is known of others."""
-        m, views = shape.candidate.microbatches, shape.views(self.question.cluster)
+        m, views = shape.candidate.passes, shape.views(self.question.cluster)
         model, alone = self.models.known(shape), self.models.alone
         if model is not None:
             pace = model.pace(views, KEEP_ALL)
@@ -70,7 +70,7 @@ class LowerBounds:
         its last, which where each rank has one stage is known for the cut that is best for that."""
         whole, views = model.whole[core.lightest], core.shape.views(self.question.cluster)
         pace = model.pace(views, core.lightest)
-        m, p = core.shape.candidate.microbatches, core.shape.pp
+        m, p = core.shape.candidate.passes, core.shape.pp
         pass_s = (whole.forward_s + whole.backward_s) * like.seconds
         kind = SCHEDULES.get(core.name)
         splits_backward = (kind is None or kind.splits) and not core.lightest.runs_again
@@ -104,7 +104,7 @@ class LowerBounds:
         the core.
         """
         question, shape = self.question, core.shape
-        m, pp = shape.candidate.microbatches, shape.pp
+        m, pp = shape.candidate.passes, shape.pp
         views = shape.views(question.cluster)
         needed = min((size for _, size in shares), default=float("inf"))
         fitting = self._roomy(shape, shares)
@@ -147,7 +147,7 @@ class LowerBounds:
         rank has as much of it. Behind a layout that comes near to what a rank has stands the same
         with the optimizer's state offloaded. They do not hang on the schedule."""
         question, shape = self.question, core.shape
-        m, pp = shape.candidate.microbatches, shape.pp
+        m, pp = shape.candidate.passes, shape.pp
         recompute = core.lightest
         life = model.solved.summary.life(recompute)
         share, process = overhead(model.solved.summary.packages, question.cluster.device)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from autopar.pipeline.actions import Lists, ScheduleError
 from autopar.pipeline.schedules.table import schedule
 from autopar.pipeline.written import written
-from autopar.planner.ask.candidates import layouts
+from autopar.planner.ask.candidates import Candidate, layouts
 from autopar.planner.ask.question import Question
 from autopar.planner.solve.solved import state_of
 from autopar.planner.staged.found import FOUND, found_order
@@ -36,7 +36,8 @@ class Orders:
         """Raises `ScheduleError` where there is none, with what stands against it."""
         key: tuple[object, ...] = (core,)
         if not core.limit:
-            key = core.name, core.shape.pp, core.shape.candidate.microbatches, core.depth
+            candidate = core.shape.candidate
+            key = core.name, core.shape.pp, candidate.passes, core.depth, candidate.slices
         if key not in self._kept:
             if len(self._kept) == KEPT:
                 del self._kept[next(iter(self._kept))]
@@ -50,22 +51,24 @@ class Orders:
         return order
 
     def _made(self, core: Core, model: Model) -> Order:
-        question, microbatches = self.question, core.shape.candidate.microbatches
+        question, microbatches = self.question, core.shape.candidate.passes
         if question.actions is not None:
-            return self._by_hand(question.actions, microbatches)
+            return self._by_hand(question.actions, core.shape.candidate)
         if core.limit:
             return found_order(core, model, question.cluster, self._sends(core, model))
-        made = schedule(core.name, core.shape.pp, microbatches, core.depth)
+        slices = core.shape.candidate.slices
+        made = schedule(core.name, core.shape.pp, microbatches, core.depth, slices)
         searched = question.pins.schedule == FOUND
         return Order(replace(made, name=FOUND) if searched else made, searched)
 
-    def _by_hand(self, lists: Lists, microbatches: int) -> Order:
-        made = written(self.question.pins.schedule or "", lists)
-        if made.microbatches != microbatches:
+    def _by_hand(self, lists: Lists, candidate: Candidate) -> Order:
+        made = written(self.question.pins.schedule or "", lists, candidate.slices)
+        if made.microbatches != candidate.passes:
+            of = f", each in {candidate.slices} slices" if candidate.slices > 1 else ""
             raise ScheduleError(
                 f"schedule={made.name} has {made.microbatches} microbatches, which the batch of "
                 f"{self.question.batch} samples is to be cut into: batch = data ranks x microbatch "
-                "x microbatches"
+                f"x microbatches{of}"
             )
         return Order(made, written=True)
 

@@ -227,8 +227,8 @@ class Models:
         charged = _bare(candidate)
         if shape.lean == MOVING_LESS:
             # A step is the microbatches' passes, one for each rank more, and what moves in between.
-            passes = shape.candidate.microbatches + shape.pp - 1
-            exposed = shape.candidate.microbatches / passes
+            passes = shape.candidate.passes + shape.pp - 1
+            exposed = shape.candidate.passes / passes
             charged = replace(charged, exposed=exposed)
         else:
             limit = lean_limit

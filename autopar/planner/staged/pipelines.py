@@ -312,7 +312,7 @@ class Pipelines:
                     depths = (pins.interleave,) if pins.interleave else (1, VEE)
                     yield from (Core(shape, named, 1, recompute) for named in NAMED)
                     for depth in depths:
-                        for limit in limits(shape.pp, shape.candidate.microbatches):
+                        for limit in limits(shape.pp, shape.candidate.passes):
                             yield Core(shape, name, depth, recompute, limit)
                     continue
                 kind = SCHEDULES.get(name)
@@ -355,7 +355,8 @@ class Pipelines:
         """Raises `ScheduleError` where the model or the schedule does not allow it."""
         units, stages = len(model.cuts.units), self._stages(core)
         if core.name in SCHEDULES:
-            kind_of(core.name, core.shape.pp, core.shape.candidate.microbatches, core.depth)
+            candidate = core.shape.candidate
+            kind_of(core.name, core.shape.pp, candidate.passes, core.depth, candidate.slices)
         if stages > units:
             raise ScheduleError(_too_many(stages, units))
         return self._orders.of(core, model)

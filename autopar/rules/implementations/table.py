@@ -16,6 +16,7 @@ SEQUENCES = frozenset({Role.SEQUENCES})
 CAUSAL_ROWS, ROWS, GLOBAL_COUNT = "causal_rows", "rows", "global_count"
 CAUSAL_RING, RING = "causal_ring", "ring"
 ZIGZAG_ROWS, ZIGZAG_RING = "zigzag_rows", "zigzag_ring"
+KEPT_ROWS = "kept_rows"
 HELD_EXPERTS, DISPATCH, TRADED_HALVES = "held_experts", "dispatch", "traded_halves"
 MASKED_LOOKUP, VOCABULARY_PARALLEL = "masked_lookup", "vocabulary_parallel"
 SYNCHRONISED, LOCAL_GROUPS, LOCAL_REPEATS = "synchronised", "local_groups", "local_repeats"
@@ -130,6 +131,12 @@ TABLE: Mapping[str, Implementation] = MappingProxyType(
             SEQUENCES,
             lambda ways, reach: ways,
             hides=True,
+        ),
+        # Slices of a sequence are as much work in the mean as the whole is.
+        KEPT_ROWS: Implementation(
+            "a slice's rows of queries, against its keys and those that are kept of slices before",
+            {"pytorch": ("earlier",)},
+            roles=frozenset(),
         ),
         HELD_EXPERTS: Implementation(
             "what its own experts make of all tokens, a share of the sum",

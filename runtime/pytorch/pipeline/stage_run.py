@@ -6,7 +6,8 @@ freed once they are sent. What a microbatch holds goes with its backward.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +17,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from autopar.runtime.pytorch.own_functions import gradients_scaled
 from autopar.runtime.pytorch.pipeline.split_backward import Later, backward_input
 from autopar.runtime.pytorch.portions import shapes_of, weighted
+from autopar.runtime.pytorch.sequence_slices import Sequences, at
 from autopar.runtime.pytorch.stage import LOSS, Stage, Value
 from autopar.runtime.pytorch.storage import Storage
 from autopar.runtime.shared.settings import ProgramError
@@ -56,6 +58,9 @@ class StageRun:
         """I does all of the backward and W nothing: where the forward would run again in both, or
         parameters would be gathered for both."""
         self._kept: dict[int, _Kept] = {}
+        self._slices = settings.seq_slices
+        self._sequences: dict[int, Sequences] = {}
+        """Of sequences in slices, by their place among all: keys and values."""
 
     @property
     def held(self) -> int:
@@ -70,7 +75,8 @@ class StageRun:
         ``inputs``: what the stage takes; a value that wants a gradient is a leaf of its own.
         """
         shapes = shapes_of(microbatch)
-        made = self.storage.call(*(inputs[name] for name in self.stage.takes))
+        with self._slice(i, forward=True):
+            made = self.storage.call(*(inputs[name] for name in self.stage.takes))
         results = (made,) if isinstance(made, Tensor) else tuple(made)
         if len(results) != len(self.stage.gives):
             raise ProgramError(
@@ -97,7 +103,18 @@ class StageRun:
         }
         if torch.is_grad_enabled():
             self._kept[i] = _Kept(leaves, roots, loss)
+        elif (i + 1) % self._slices == 0:
+            del self._sequences[i // self._slices]
         return given, loss
+
+    @contextmanager
+    def _slice(self, i: int, forward: bool) -> Iterator[None]:
+        """Inside, microbatch ``i`` runs: its slice of its sequences."""
+        whole, own = divmod(i, self._slices)
+        with at(self._sequences.setdefault(whole, Sequences()), own, self._slices, forward):
+            yield
+        if not forward and own == 0:
+            del self._sequences[whole]
 
     def _check(self, name: str, result: Tensor, shape: tuple[int, ...]) -> None:
         value = self.values[name]
@@ -119,7 +136,11 @@ class StageRun:
         """
         kept = self._kept.pop(i)
         edges, given = self._roots(kept, gradients)
-        with self.storage.microbatch(last), gradients_scaled(self.storage.grad_scale):
+        with (
+            self._slice(i, forward=False),
+            self.storage.microbatch(last),
+            gradients_scaled(self.storage.grad_scale),
+        ):
             if edges:
                 torch.autograd.backward(edges, given)
         return _of_inputs(kept)
@@ -130,7 +151,11 @@ class StageRun:
             return self.backward(i, gradients, last)
         kept = self._kept[i]
         edges, given = self._roots(kept, gradients)
-        with self.storage.part(), gradients_scaled(self.storage.grad_scale):
+        with (
+            self._slice(i, forward=False),
+            self.storage.part(),
+            gradients_scaled(self.storage.grad_scale),
+        ):
             kept.later = backward_input(
                 edges, given, list(kept.inputs.values()), self.storage.model.parameters()
             )

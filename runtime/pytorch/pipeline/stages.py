@@ -32,6 +32,7 @@ from autopar.runtime.pytorch.pipeline.ties import Holding, Ties, holders
 from autopar.runtime.pytorch.portions import Microbatch, shapes_of, weight_of
 from autopar.runtime.pytorch.ranks import Ranks
 from autopar.runtime.pytorch.recomputing import RUNNING
+from autopar.runtime.pytorch.sequence_slices import sliced
 from autopar.runtime.pytorch.stage import Stage, Value
 from autopar.runtime.pytorch.storage import Sharded, Storage, targets
 from autopar.runtime.pytorch.units import has_units
@@ -80,7 +81,7 @@ class Stages:
         gradients = tuple(
             values[e.value].gradient and wire[e.value].is_floating_point for e in edges
         )
-        self.seeds = Seeds(settings.microbatches, ranks.device)
+        self.seeds = Seeds(settings.passes, ranks.device)
         self.traffic = Traffic(tuple(s.rank for s in stages), edges, gradients, lists)
         self.mail = Mail(self.traffic, ranks, values, wire)
         self.interpreter = Interpreter(
@@ -106,10 +107,12 @@ class Stages:
                         f"{len(stages)} stages, on ranks {[s.rank for s in stages]}"
                     )
         microbatches = 1 + max((a.microbatch for actions in lists for a in actions), default=-1)
-        if microbatches != self.settings.microbatches:
+        if microbatches != self.settings.passes:
+            slices = self.settings.seq_slices
+            of = f" in {slices} slices each" if slices > 1 else ""
             raise ProgramError(
                 f"the schedule has {microbatches} microbatches, and SETTINGS "
-                f"{self.settings.microbatches}"
+                f"{self.settings.microbatches}{of}"
             )
 
     def _own_parameters(self, ties: Mapping[str, str]) -> None:
@@ -218,7 +221,7 @@ class Stages:
         """The forwards alone, of any number of microbatches: the sum of this rank's shares."""
         count = len(microbatches)
         if count not in self._forwards:
-            lists = forwards_of(self._lists, self.settings.microbatches, count)
+            lists = forwards_of(self._lists, self.settings.passes, count)
             edges, no_way_back = self.interpreter.edges, [False] * len(self.interpreter.edges)
             ranks = self.traffic.ranks
             mail = Mail(
@@ -278,7 +281,7 @@ class Stages:
 
 
 def _with(microbatches: Sequence[Mapping[str, Any]], more: Mapping[str, Any]) -> list[Microbatch]:
-    return [Microbatch({**m, **more}, weight_of(m), shapes_of(m)) for m in microbatches]
+    return [Microbatch({**m, **more}, weight_of(m), shapes_of(m), sliced(m)) for m in microbatches]
 
 
 def _stored(stage: Stage, ranks: Ranks, settings: Settings) -> Storage:

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from autopar.runtime.pytorch.pipeline.stages import Stages
 from autopar.runtime.pytorch.portions import weight_of
 from autopar.runtime.pytorch.ranks import Ranks
+from autopar.runtime.pytorch.sequence_slices import Sequences, at, sliced
 from autopar.runtime.pytorch.storage import Storage
 
 Counts = Callable[[Mapping[str, Any]], Mapping[str, torch.Tensor]]
@@ -75,10 +76,11 @@ def total_counts(
     if not asks:
         return {}
     with torch.no_grad():
-        each = [
-            {n: c * bool(weight_of(part)) for ask in asks for n, c in ask(part).items()}
-            for part in microbatches
-        ]
+        each = []
+        for part in microbatches:
+            with at(Sequences(), sliced(part), state.settings.seq_slices):
+                counted = (ask(part).items() for ask in asks)
+                each.append({n: c * bool(weight_of(part)) for some in counted for n, c in some})
         names = list(each[0])
         here = [torch.stack([counts[n].to(torch.int64) for counts in each]).sum() for n in names]
         total = all_reduce_async(torch.stack(here), state.ranks, *state.ranks.batch_axes)

@@ -311,6 +311,7 @@ class Trainer:
             made = result(
                 lambda: loss_of(self.storage, cut),
                 self._asked[of], self.model, cut.microbatches, self.ranks, gather,
+                self.storage.settings.seq_slices,
             )  # fmt: skip
         if compared is not None:
             compared.finish()

@@ -107,6 +107,7 @@ def _on_one_device(
         spreads=(Spread(Mesh((), ())),),
         stages=(Stage(),),
         microbatches=pieces,
+        seq_slices=None,
         precision="float32",
         schedule="none",
         actions=(),
