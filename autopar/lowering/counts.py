@@ -18,7 +18,7 @@ from autopar.lowering.lowered import (
     LoweringError,
     Operand,
 )
-from autopar.nouns.axes import BATCH
+from autopar.nouns.axes import BATCH, SLICE
 from autopar.nouns.graph import Graph
 from autopar.nouns.kinds import CROSS_ENTROPIES, DRAWS
 from autopar.nouns.sharding import Sharding
@@ -91,9 +91,10 @@ def labels_only(lowered: Lowered, ops: Sequence[LoweredOp]) -> Lowered:
 
 
 def held_whole(part: Lowered, labels: str) -> list[str]:
-    """Axes of the batch whose ranks all have the same labels, so that one alone counts them."""
+    """Axes of the batch whose ranks, or slices, all have the same labels, so that one alone counts
+    them."""
     placed = part.tensors[labels].shared
-    return [a for a in part.mesh.axes if a in BATCH and placed.on(a).kind != "S"]
+    return [a for a in part.mesh.axes if a in (SLICE, *BATCH) and placed.on(a).kind != "S"]
 
 
 def label_collectives(lowered: Lowered) -> Iterator[tuple[str, Collective]]:

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from autopar.emit.marks import RESHARDED
-from autopar.nouns.axes import MICROBATCH
 from autopar.nouns.graph import Graph
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import key
@@ -35,25 +34,28 @@ class Whole:
     disagree: str = ""
 
 
-def assemble(ranks: Sequence[Sequence[Seen]], mesh: Mesh, microbatches: int) -> list[Whole]:
-    """The results of all ranks, in the order of the calls. ``mesh`` has no microbatch axis.
+def assemble(
+    ranks: Sequence[Sequence[Seen]], mesh: Mesh, microbatches: int, slices: int = 1
+) -> list[Whole]:
+    """The results of all ranks, in the order of the calls. ``mesh`` has none of the axes that cut a
+    batch over time; ``slices``: of each microbatch.
 
     Raises ValueError where the ranks did not call the same probes.
     """
-    calls = [_by_name(rank) for rank in ranks]
+    calls, passes = [_by_name(rank) for rank in ranks], microbatches * slices
     times = [{name: len(seen) for name, seen in called.items()} for called in calls]
-    if any(t != times[0] for t in times[1:]) or any(n % microbatches for n in times[0].values()):
+    if any(t != times[0] for t in times[1:]) or any(n % passes for n in times[0].values()):
         raise ValueError("the ranks did not call the same probes")
-    timed = Mesh((MICROBATCH, *mesh.axes), (microbatches, *mesh.sizes)).trimmed()
+    timed = mesh.timed(microbatches, slices)
     counted: dict[str, int] = {}
     wholes = []
     for name in (seen.name for seen in ranks[0]):
-        each, i = times[0][name] // microbatches, counted.get(name, 0)
+        each, i = times[0][name] // passes, counted.get(name, 0)
         if i == each:
             continue  # of a later microbatch
         # The calls of one name come microbatch by microbatch, the outermost axis; between names a
         # compiled program keeps no order.
-        cells = [called[name][m * each + i] for m in range(microbatches) for called in calls]
+        cells = [called[name][m * each + i] for m in range(passes) for called in calls]
         sharding = Sharding.parse(cells[0].sharding)
         value, same = _join([np.asarray(c.value) for c in cells], timed, sharding, backward=False)
         gradient, agreed = None, True
@@ -234,6 +236,7 @@ def describe_first(
     ranks: Sequence[Sequence[Seen]],
     mesh: Mesh,
     microbatches: int,
+    slices: int,
     places: Places,
     changed: str,
 ) -> str:
@@ -243,7 +246,7 @@ def describe_first(
     """
     ending = f". {changed}" if changed else ""
     try:
-        actual = assemble(ranks, mesh, microbatches)
+        actual = assemble(ranks, mesh, microbatches, slices)
     except ValueError as error:  # pieces of other shapes, or of other results
         if not changed:
             raise

@@ -84,7 +84,7 @@ def compared(
     actual = _record(spread, workload, parameters, batch, plan.microbatches, base)
     mesh = plan.spreads[0].mesh.trimmed()
     return describe_first(
-        right, actual, mesh, plan.microbatches, places_of(captured.graph), changed
+        right, actual, mesh, plan.microbatches, 1, places_of(captured.graph), changed
     )
 
 

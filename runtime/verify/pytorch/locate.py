@@ -62,7 +62,7 @@ def probed(folder: str | Path, workload: Workload) -> Probed:
     stages = tuple(replace(stage, recompute=KEEP_ALL) for stage in plan.stages)
     spread = replace(plan, stages=stages, precision="float32")
     alone = (Spread(Mesh((), ())),)
-    single = replace(spread, spreads=alone, stages=(Stage(),), microbatches=1)
+    single = replace(spread, spreads=alone, stages=(Stage(),), microbatches=1, seq_slices=None)
     single_text = program_of(single, captured, probes=True)
     changed = edits_of(folder, plan, captured)
     if changed:
@@ -87,9 +87,10 @@ def locate(texts: Probed, workload: Workload, batch: Batch, device: torch.device
     if dist.is_initialized() and dist.get_rank() != 0:
         return ""
     alone = _record(texts.single, workload, batch, device, True)
-    microbatches = program_.settings.microbatches
+    settings = program_.settings
     every, mesh = _without_pipeline(every, mesh)
-    return describe_first([alone], every, mesh, microbatches, texts.places, texts.changed)
+    times = settings.microbatches, settings.seq_slices
+    return describe_first([alone], every, mesh, *times, texts.places, texts.changed)
 
 
 def _without_pipeline(ranks: Sequence[Sequence[Seen]], mesh: Mesh) -> tuple[list[list[Seen]], Mesh]:
