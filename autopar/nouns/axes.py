@@ -81,6 +81,13 @@ def of(*roles: Role) -> tuple[str, ...]:
     return tuple(name for name, axis in TABLE.items() if axis.role in roles)
 
 
+def role_of(axis: str) -> Role:
+    """Of an axis, or of what cuts the batch over time."""
+    if axis in TABLE:
+        return TABLE[axis].role
+    return Role.SEQUENCES if axis == SLICE else Role.SAMPLES
+
+
 SAMPLES = of(Role.SAMPLES)
 """They split the samples of the batch."""
 SHARING = tuple(name for name, axis in TABLE.items() if axis.shares)

@@ -59,7 +59,8 @@ class Clock:
         self._order = kernels.order(self._actions, self._sends, schedule.microbatches)
         if len(self._order) < len(self._actions.stage):
             check(schedule)  # says what waits for what
-        self._count = np.zeros((len(schedule.lists), COSTS * len(self.ranks)))
+        costs = COSTS * schedule.slices * len(self.ranks)
+        self._count = np.zeros((len(schedule.lists), costs))
         np.add.at(self._count, (self._actions.rank, self._actions.cost), 1)
         self._reductions = _last_backwards(schedule)
         self._held: list[NDArray[np.intp]] | None = None
@@ -68,7 +69,8 @@ class Clock:
     def times(self, actions_s: Table, sends_s: Table, reduce_s: Table) -> Times:
         """What the schedule takes.
 
-        actions_s: [stages, `COSTS`, columns] of F, B, I, W, and the first F of a step.
+        actions_s: [stages, `COSTS`, columns] of F, B, I, W, and the first F of a step; where
+                   microbatches are slices of sequences, [stages, slices x `COSTS`, columns].
         sends_s:   [pairs, columns].
         reduce_s:  [stages, columns] of a stage's gradients, behind its last backward.
         """
@@ -129,7 +131,8 @@ class _Actions(NamedTuple):
         forward = kind == PLACES["F"]
         own = np.flatnonzero(forward)
         _, first = np.unique(stage[own], return_index=True)
-        cost = COSTS * stage + kind
+        of_slice = schedule.slices * stage + microbatch % schedule.slices
+        cost = COSTS * of_slice + kind
         cost[own[first]] += len(KINDS)  # the first forward of each stage
         pass_ = np.where(forward, 0, np.where(kind == PLACES["W"], 2, 1))
         return _Actions(rank, stage, pass_, microbatch, cost)
@@ -201,7 +204,7 @@ def first_forwards(schedule: Schedule) -> frozenset[Action]:
 
 def _held(actions: _Actions, ranks: int, stages: int) -> list[Places]:
     """Of each rank which counts of microbatches, by stage, it holds at its peaks."""
-    kind = actions.cost - COSTS * actions.stage
+    kind = actions.cost % COSTS
     change = np.where(actions.pass_ == 0, 1, np.where(kind == PLACES["I"], 0, -1))
     begin = np.searchsorted(actions.rank, np.arange(ranks + 1))
     counts = []
@@ -220,7 +223,7 @@ def _held(actions: _Actions, ranks: int, stages: int) -> list[Places]:
 def _pending(actions: _Actions, ranks: int, stages: int) -> list[Places]:
     """As `_held`, behind every F and I, with the microbatches whose W alone is left in the second
     half of the columns."""
-    kind = actions.cost - COSTS * actions.stage
+    kind = actions.cost % COSTS
     weights = kind == PLACES["W"]
     change = np.where(actions.pass_ == 0, 1, np.where(weights, 0, -1))
     late = (kind == PLACES["I"]).astype(np.intp) - weights

@@ -34,7 +34,7 @@ from autopar.planner.ask.dtypes import mixed_unit
 from autopar.planner.ask.measured import Measured
 from autopar.planner.ask.pins import read_pins
 from autopar.planner.ask.question import Outcome, Question
-from autopar.planner.ask.sequences import check_slices, cuts_along, every_cut, in_slices
+from autopar.planner.ask.sequences import cuts_along, every_cut, in_slices
 from autopar.planner.ask.unruled import check_allowed, check_registered, unruled
 from autopar.planner.made import plan_of
 from autopar.planner.search.expert_pieces import check_expert_pieces, check_expert_pins
@@ -50,6 +50,7 @@ from autopar.planner.search.mlp_chunks import (
 from autopar.planner.search.on_top import chosen
 from autopar.planner.search.recipes import asked_recipe
 from autopar.planner.search.reductions import check_reduce
+from autopar.planner.search.seq_slices import check_slices, searched_seq_slices
 from autopar.planner.search.tp_pieces import check_pieces, check_tp_pieces, with_effect
 from autopar.planner.solve.solved import lowered_of
 from autopar.rules.batch import BatchFlow, flow_or_obstacle
@@ -186,15 +187,23 @@ def plan_captured(
     check_pins(pins, workload, cluster)
     check_tp_pieces(pins, workload.framework, style)
     check_expert_pins(pins, workload.framework)
-    check_slices(pins, workload.framework)
+    check_slices(pins, workload.framework, style)
     base = at_precision(keep_whole(captured.graph, missing), workload.precision)
     batch_dims = {e.name: e.batch_dim for e in captured.batch if e.batch_dim is not None}
     flow, obstacle = cut = flow_or_obstacle(base, batch_dims)
     mixed = mixed_unit(captured, workload)
     pins = unsharded(pins, mixed) if mixed else pins
-    asked = _asked(base, captured, workload, cluster, options, pins, actions, cut, progress)
+    asked_of = partial(_asked, base, captured, workload, cluster, options)
+    asked = asked_of(pins, actions, cut, progress)
     pinned = pins, workload.framework, style, captured.samples, cluster
     answered = searched_mlp_chunks(asked, *pinned, progress, search_or_advise)
+
+    def with_slices(slices: int, loss_chunks: int) -> Asked:
+        more = replace(pins, seq_slices=slices, loss_chunks=loss_chunks)
+        return asked_of(more, actions, cut, progress)
+
+    of = batch_dims, pins, workload.framework, style, progress
+    answered = searched_seq_slices(answered, with_slices, *of)
     question, outcome, chunks = answered.question, answered.outcome, answered.loss_chunks
     on_top = chosen(question, outcome)
     question, outcome = on_top.question, on_top.outcome

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import cache
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -38,7 +39,8 @@ from autopar.rules.fusion import ALONE
 class Figure(IntEnum):
     """Of a stage: seconds of actions, of what comes once a step, and that its first forward takes
     more; bytes that it holds all the time, for each microbatch in flight, in passing, and for each
-    microbatch whose weights alone are left to do.
+    microbatch whose weights alone are left to do. Where sequences pass in slices, behind these
+    stand seconds that the forward, and the backward, of each takes more than that of a mean one.
     """
 
     FORWARD = 0
@@ -167,9 +169,13 @@ class PipelinePrices:
 
         def action_s(action: Action) -> float:
             time = times[action.stage]
+            more = (0.0, 0.0)
+            if time.sliced_s:
+                more = time.sliced_s[action.microbatch % schedule.slices]
             if action.kind == "F":
-                return time.forward_s + (time.first_s if action in first else 0.0)
+                return time.forward_s + more[0] + (time.first_s if action in first else 0.0)
             backward_s, weights_s = _backward_s(time, splits[action.stage])
+            backward_s += more[1] if action.kind in "BI" else 0.0
             if action.kind == "W":
                 return weights_s
             return backward_s - (weights_s if action.kind == "I" else 0.0)
@@ -194,7 +200,8 @@ class PipelinePrices:
     def _priced(self, first: int, end: int) -> tuple[float, ...]:
         held = self.bytes_of(first, end)
         kept = held.parameters + held.gradients + held.optimizer + held.casts + held.gathered
-        return (*self.seconds(first, end), kept, held.saved, held.passing, held.pending)
+        sliced_s = chain.from_iterable(zip(*self.time(first, end).sliced_s, strict=True))
+        return (*self.seconds(first, end), kept, held.saved, held.passing, held.pending, *sliced_s)
 
     def seconds(self, first: int, end: int) -> tuple[Number, ...]:
         """Those of `figures` that are seconds."""
@@ -215,7 +222,12 @@ class PipelinePrices:
         """Seconds of the timeline and of each rank's compute, as `play` has them."""
         if self.alone:
             return self._passed(self.time(*runs[0]), order.microbatches)
-        each = [self.at(stage).seconds(*run) for stage, run in enumerate(runs)]
+        each = [
+            self.at(stage).figures(*run)
+            if order.schedule.slices > 1
+            else self.at(stage).seconds(*run)
+            for stage, run in enumerate(runs)
+        ]
         sent, trainer = self.sent(runs, order.schedule), self.state.trainer
         if trainer is None:
             times = clocked(order, table(each), sent)[1]
@@ -294,7 +306,12 @@ def clocked(order: Played, figures: Table, sent: Sent) -> tuple[Timed, Times]:
     """What the schedule takes by ``figures`` [figures, stages, columns]."""
     clock = order.clock(sent.skips)
     forward, backward, weights = figures[: Figure.WEIGHTS + 1]
-    every = [forward, backward, backward - weights, weights, forward + figures[Figure.FIRST]]
+    slices, every = order.schedule.slices, list[Table]()
+    more = figures[len(Figure) :] if slices > 1 else np.zeros((2, *forward.shape))
+    for ahead, back in zip(more[:slices], more[slices:], strict=True):
+        first = forward + ahead + figures[Figure.FIRST]
+        inputs = backward + back - weights
+        every += [forward + ahead, backward + back, inputs, weights, first]
     seconds = sent.between(order.schedule, clock.pairs)
     seconds = np.broadcast_to(seconds, (len(seconds), forward.shape[-1]))
     return clock, clock.times(np.stack(every, axis=1), seconds, figures[Figure.REDUCE])

@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby, repeat
 
+import numpy as np
+
 from autopar.cost_models.columns import Number
 from autopar.cost_models.compute import update_time_s
 from autopar.nouns.cluster import Cluster
@@ -28,7 +30,7 @@ from autopar.pricing.units.moves import (
     move_time_s,
     state_time_s,
 )
-from autopar.pricing.units.unit import Unit
+from autopar.pricing.units.unit import Sliced, Unit
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,7 @@ class StageTime:
     moved_s:    over data axes for each microbatch, hidden or not; moved_once_s: and once a step.
     met:        how often its ranks meet in a forward and a backward; met_once: and once a step.
     way:        in which replicas add up their gradients.
+    sliced_s:   as `Unit.sliced_s`, with what runs again.
     """
 
     forward_s: Number
@@ -63,15 +66,17 @@ class StageTime:
     met: tuple[int, int]
     met_once: tuple[int, int]
     way: Way
+    sliced_s: Sliced = ()
 
 
 @dataclass(frozen=True, slots=True)
 class _Unit(UnitTime):
     """A unit under a policy; ``unit``: its own figures; ``reduce_last_s``: of its gradients, what
-    is reduced in the last microbatch alone."""
+    is reduced in the last microbatch alone; ``sliced_s``: as `StageTime.sliced_s`."""
 
     unit: Unit
     reduce_last_s: float
+    sliced_s: Sliced
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +167,16 @@ def stage_time(
         met=_meetings(units, gathers),
         met_once=_meetings_once(units, last.each, state),
         way=last.way,
+        sliced_s=_sliced_s(units),
     )
+
+
+def _sliced_s(units: _Units) -> Sliced:
+    slices = max((len(one.sliced_s) for one, _ in units.distinct), default=0)
+    every = np.zeros((slices, 2))
+    for one, count in units.distinct if slices else ():
+        every += count * np.array(one.sliced_s)
+    return tuple((ahead, back) for ahead, back in every.tolist())
 
 
 def note_microbatch(
@@ -252,6 +266,7 @@ def _unit(unit: Unit, state: StateSharding, cluster: Cluster, policy: str, root:
         regather_s=0.0 if root else spent["gather_backward"],  # FSDP keeps the root whole
         reduce_s=spent["reduce"],
         reduce_last_s=spent["reduce_last"],
+        sliced_s=tuple((f, b + f * (policy == FULL)) for f, b in unit.sliced_s),
     )
 
 

@@ -13,12 +13,15 @@ from functools import lru_cache
 from pathlib import PurePath
 from typing import TypeVar
 
+import numpy as np
+
 from autopar.lowering.collectives import loss_bytes
 from autopar.lowering.counts import global_counts, label_collectives
 from autopar.lowering.issued import internal_collectives, last_kept, rerun_collectives
 from autopar.lowering.lowered import Lowered, LoweredTensor, stored
 from autopar.lowering.routed_pieces import pieces_of
 from autopar.lowering.state import LOSS_BYTES, split_of
+from autopar.nouns.axes import SLICE
 from autopar.nouns.graph import DTYPE_BYTES
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import key
@@ -34,9 +37,10 @@ from autopar.pricing.units.activations import (
     saved_parameters,
     waiting_bytes,
 )
-from autopar.pricing.units.unit import Kind, Unit
+from autopar.pricing.units.unit import Kind, Sliced, Unit
 from autopar.pricing.units.walk import Life
 from autopar.pricing.xla_lives import XlaLives, xla_lives
+from autopar.rules.implementations.table import KEPT_ROWS, work_of_slices
 from autopar.rules.resharding import SHIFT
 from autopar.rules.work import again_share
 
@@ -191,6 +195,7 @@ def _unit(lowered: Lowered, prices: Prices) -> Unit:
         rings / PICOSECONDS,
         cutting,
         split / PICOSECONDS,
+        _sliced_s(lowered, prices),
     )
 
 
@@ -235,6 +240,19 @@ def _computed(lowered: Lowered, prices: Prices) -> tuple[int, int, int, int, int
             weights += min(ahead, back)
             split += round(ahead * again_share(op.bound, op.strategy, lowered.mesh))
     return forward, backward, weights, split, light, rings
+
+
+def _sliced_s(lowered: Lowered, prices: Prices) -> Sliced:
+    """`Unit.sliced_s`."""
+    slices = lowered.mesh.size(SLICE)
+    every = np.zeros((slices, 2))
+    for op in lowered.ops:
+        if op.bound is not None and KEPT_ROWS in op.implementations:
+            (row,) = (e for e in op.bound.rule.implementations if e.name == KEPT_ROWS)
+            more = np.array(work_of_slices(slices, row.reach)) - 1
+            took = prices.compute(op, lowered.graph.tensors, lowered.block)
+            every += more[:, None] * np.array(took) / PICOSECONDS
+    return tuple((ahead, back) for ahead, back in every.tolist()) if slices > 1 else ()
 
 
 def _moved(

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from autopar.nouns.axes import REPLICATE, SHARD, TABLE, Role
+from autopar.nouns.axes import REPLICATE, SHARD, TABLE, Role, role_of
 from autopar.nouns.graph import Op, Tensor
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.sharding import DEFERRED, PARTIAL, WHOLE, Placement, Sharding, split
@@ -200,7 +200,7 @@ def _open_to(
     pinned: Sequence[str] | None,
 ) -> list[str]:
     """The choices of one axis; pinned ones in their order."""
-    role = TABLE[axis].role if axis in TABLE else Role.SAMPLES
+    role = role_of(axis)
     legal = choices(bound, ways, differentiable, taken)
     if pinned is None:
         named = {e.choice: e.row.roles for e in bound.rule.implementations if e.choice != e.factor}

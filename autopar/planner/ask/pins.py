@@ -140,10 +140,10 @@ def _check_slices(pins: Pins) -> None:
     slices, pinned = pins.seq_slices or 1, pins.texts()
     if slices == 1:
         return
-    if pins.pp in (None, 1):
+    if pins.pp == 1:
         raise LayoutError(
             f"--fix seq_slices={slices}: slices of a sequence pass the stages of a pipeline one "
-            "after the other, and one stage gains nothing by them: give --fix pp=2 or more with it",
+            "after the other, and pp=1 has one stage: leave pp out, or give pp=2 or more",
             {SEQ_SLICES: "1"},
         )
     for name in (CONTEXT, RING_RANKS, HEADS, OUTER):

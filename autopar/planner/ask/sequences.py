@@ -8,7 +8,7 @@ from autopar.lowering.lowered import LoweringError
 from autopar.lowering.spread import lower
 from autopar.nouns.axes import CONTEXT, HEADS, SHARD
 from autopar.nouns.graph import Graph
-from autopar.nouns.layout import SEQ_SLICES, LayoutError, Pins, alternatives, divisors
+from autopar.nouns.layout import SEQ_SLICES, LayoutError, alternatives, divisors
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Spread
 from autopar.rules.cut import BatchCut, Cut, Cuts, batch_cut, sequence_cut, slice_cut
@@ -30,16 +30,6 @@ def cuts_along(graph: Graph, batch_dims: Mapping[str, int], cp: int) -> Cuts:
         raise LayoutError(f"--fix cp={cp}: {error}", WITHOUT) from error
     assert cut.sequences is not None
     return Cuts(cut.samples, {cp: cut.sequences})
-
-
-def check_slices(pins: Pins, framework: str) -> None:
-    """Raises `LayoutError` where programs of the framework have no slices."""
-    if (pins.seq_slices or 1) > 1 and framework != "torch":
-        raise LayoutError(
-            f"--fix seq_slices={pins.seq_slices}: stages of JAX programs take whole sequences; "
-            "leave it out, or split sequences over ranks by cp",
-            WHOLE,
-        )
 
 
 def in_slices(graph: Graph, samples: Cut, slices: int) -> Cuts:

@@ -86,7 +86,7 @@ def _search(question: Question, progress: Progress) -> Outcome:
     listed = _unshared(question, devices // pp)
     solver = Solver(question.searcher, progress, question.verbose)
     alone, now = OneStage(question, solver), Standings(Alarms.of(question), question.worth_s)
-    families = _by_degree(listed) if pp == 1 else {}
+    families = {} if _several(question) else _by_degree(listed)
     firsts: list[Solved] = []
     try:
         for family in families.values():
@@ -115,6 +115,11 @@ def _search(question: Question, progress: Progress) -> Outcome:
         cluster=question.cluster,
         alarms=sentences(now.dropped),
     )
+
+
+def _several(question: Question) -> bool:
+    """Whether plans of several stages alone are asked for: slices of sequences pass these."""
+    return (question.pins.pp or 1) > 1 or (question.pins.seq_slices or 1) > 1
 
 
 def _unshared(question: Question, devices: int) -> list[Candidate]:
@@ -162,7 +167,7 @@ def _steps(
     """Plans of one stage, then of several beside them. Ranks that all do the same are for where
     nothing else fits."""
     question = alone.question
-    shared = {} if (question.pins.pp or 1) > 1 else _sharing(question, families)
+    shared = {} if _several(question) else _sharing(question, families)
     for repeats in (False, True):
         if not (repeats and now.compares):
             own = {f.candidate.model: f for f in firsts if f.repeats == repeats}

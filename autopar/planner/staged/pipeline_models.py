@@ -262,7 +262,8 @@ class Models:
 
     def solve_alone(self, samples: int) -> None:
         """What a sample takes at least: as much as where one device computes so many at once."""
-        alone = Candidate(1, model_mesh(1), self.question.batch // samples)
+        slices = self.question.pins.seq_slices or 1
+        alone = Candidate(1, model_mesh(1), self.question.batch // samples, slices)
         model = self.of(Shape(1, alone, samples))
         if model is not None:
             self._sample_s = model.pass_s / samples

@@ -17,8 +17,9 @@ from autopar.nouns import costly
 from autopar.nouns.graph import DTYPE_BYTES
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.recompute import COMPUTE, FULL, NONE, POLICIES, SELECTIVE, keeps_routes
-from autopar.pricing.units.places import Places, bytes_of, moves, roots
+from autopar.pricing.units.places import Places, bytes_of, later_bytes, moves, roots
 from autopar.pricing.units.walk import Life, Walk
+from autopar.rules.implementations.table import KEPT_ROWS
 from autopar.rules.resharding import SHIFT
 from autopar.rules.work import kept_bytes
 
@@ -47,12 +48,24 @@ def activation_lives(
 def kept_by_policy(body: Lowered, lives: Mapping[str, Life]) -> dict[str, int]:
     """Bytes that one call of a block leaves for its backward, by recompute policy."""
     moved, routes = moved_bytes(body), routes_bytes(body)
+    routes += sum(slices_bytes(body, op) for op in body.ops)
     return {
         NONE: lives[NONE].saved,
         SELECTIVE: routes + moved + products_bytes(body),
         COMPUTE: routes + moved + rings_bytes(body),
         FULL: routes,
     }
+
+
+def slices_bytes(body: Lowered, op: LoweredOp) -> int:
+    """Of a slice of sequences what its attention keeps whatever runs again: keys and values, which
+    later slices read, and what these give to their gradients."""
+    if KEPT_ROWS not in op.implementations:
+        return 0
+    pair = [o.name for o in op.operands[1:3]]
+    return later_bytes(body, op) + sum(
+        bytes_of(body, n, o.wanted) for n, o in zip(pair, op.operands[1:3], strict=True)
+    )
 
 
 def saved_parameters(lowered: Lowered) -> dict[str, int]:
@@ -128,10 +141,12 @@ def keeps_result(op: LoweredOp) -> bool:
 
 
 def is_ring(op: LoweredOp, mesh: Mesh) -> bool:
-    """Whether keys and values pass around a ring in it."""
+    """Whether keys and values pass around a ring in it, or are those of slices before."""
     if op.bound is None:
         return False
-    return any(inside.collective.kind == SHIFT for inside in internal_collectives(op, mesh))
+    return KEPT_ROWS in op.implementations or any(
+        inside.collective.kind == SHIFT for inside in internal_collectives(op, mesh)
+    )
 
 
 def rings_bytes(body: Lowered) -> int:

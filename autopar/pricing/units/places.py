@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from autopar.lowering.lowered import Lowered, Operand
+from autopar.lowering.lowered import Lowered, LoweredOp, Operand
 from autopar.lowering.precision import HALF, OWN_CASTS
+from autopar.nouns.axes import SLICE
 from autopar.nouns.graph import DTYPE_BYTES, Op
 from autopar.nouns.sharding import Sharding
+from autopar.rules.implementations.table import KEPT_ROWS
 from autopar.rules.work import kept_bytes
 
 
@@ -54,6 +56,7 @@ class Places:
                 if i < len(op.operands) and self.is_activation(op.op.inputs[i]):
                     yield self._kept(op.op, i, reads[i])
             kept = sum(kept_bytes(op.bound, op.strategy, self.lowered.mesh))
+            kept += later_bytes(self.lowered, op)
             if kept:
                 yield f"{op.op.name} keeps", kept
             for i in op.bound.rule.saves_results:
@@ -84,6 +87,19 @@ class Places:
         if self.lowered.block is not None and self._is_input(place):
             return False
         return self.is_activation(place)
+
+
+def later_bytes(lowered: Lowered, op: LoweredOp) -> int:
+    """What later slices of a sequence give to the gradients of a slice's keys and values, in
+    float32 at least; none to those of the last."""
+    if KEPT_ROWS not in op.implementations:
+        return 0
+    slices, whole = lowered.mesh.size(SLICE), 0
+    for operand in op.operands[1:3]:
+        tensor = lowered.graph.tensors[operand.name]
+        wide = max(DTYPE_BYTES[tensor.dtype], DTYPE_BYTES["float32"])
+        whole += math.prod(operand.wanted.local_shape(tensor.shape, lowered.mesh)) * wide
+    return whole * (slices - 1) // slices
 
 
 def roots(lowered: Lowered) -> dict[str, str]:

@@ -12,6 +12,10 @@ LAYERS, AGAIN, HEAD = "layer compute", "recompute", "head"
 """What seconds of published software are for (`Unit.parts_s`)."""
 
 
+Sliced = tuple[tuple[float, float], ...]
+"""(forward, backward) seconds by slice."""
+
+
 class Kind(NamedTuple):
     """Of parameters: their dtype, and as ``"ep+cp"`` the axes that split them and would else share
     their state."""
@@ -35,8 +39,10 @@ class Unit:
     ``weights_s``: of the backward, what gradients of parameters take (as long as the forward of the
     ops that read them; the rest of it is the way to the unit's inputs). ``cutting``: the model axes
     that cut a trained parameter. ``split_s``: what a backward in two parts takes more: of ops that
-    make their forward again, each part does. ``experts``: of published software, elements of routed
-    experts on one rank, beside ``trained``; ``parts_s``: what its seconds are for.
+    make their forward again, each part does. ``sliced_s``: where sequences pass in slices, of each
+    what attention takes more than that of a mean one, forward and backward. ``experts``:
+    of published software, elements of routed experts on one rank, beside ``trained``; ``parts_s``:
+    what its seconds are for.
     """
 
     forward_s: Number
@@ -54,5 +60,6 @@ class Unit:
     rings_s: float = 0.0
     cutting: frozenset[str] = frozenset()
     split_s: float = 0.0
+    sliced_s: Sliced = ()
     experts: int = 0
     parts_s: Mapping[str, Number] = field(default_factory=dict)

@@ -74,6 +74,12 @@ def _seen_in_zigzag(ways: int, reach: float) -> float:
     return ways * _seen(0.5 - 0.5 / ways, 0.5 + 0.5 / ways, reach) / _seen(0.0, 1.0, reach)
 
 
+def work_of_slices(slices: int, reach: float) -> tuple[float, ...]:
+    """Of causal rows of each of ``slices`` of a sequence, times that of a mean one."""
+    whole = _seen(0.0, 1.0, reach)
+    return tuple(slices * _seen(i / slices, (i + 1) / slices, reach) / whole for i in range(slices))
+
+
 TABLE: Mapping[str, Implementation] = MappingProxyType(
     {
         MASKED_LOOKUP: Implementation(
@@ -132,11 +138,13 @@ TABLE: Mapping[str, Implementation] = MappingProxyType(
             lambda ways, reach: ways,
             hides=True,
         ),
-        # Slices of a sequence are as much work in the mean as the whole is.
+        # An equal share is that of a slice's rows and of its own keys; all slices together are as
+        # much work as the whole is. `work_of_slices` has how they differ.
         KEPT_ROWS: Implementation(
             "a slice's rows of queries, against its keys and those that are kept of slices before",
             {"pytorch": ("earlier",)},
             roles=frozenset(),
+            work=lambda ways, reach: ways,
         ),
         HELD_EXPERTS: Implementation(
             "what its own experts make of all tokens, a share of the sum",
