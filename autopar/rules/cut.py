@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from autopar.nouns.axes import SEQUENCES, SLICE
+from autopar.nouns.axes import CONTEXT, SEQUENCES, SLICE
 from autopar.nouns.graph import Graph
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import key
@@ -155,7 +155,7 @@ def _tokens(
 
 def sequence_cut(graph: Graph, batch_dims: Mapping[str, int], cp: int) -> Cut:
     """Of sequences alone, for ``cp`` ranks to each; raises `BatchMixed` as `batch_cut` does."""
-    dims = _tokens(graph, batch_dims, cp, "ranks", "cp")
+    dims = _tokens(graph, batch_dims, cp, "ranks", CONTEXT)
     length = next(graph.tensors[name].shape[dim] for name, dim in dims.items())
     if length % (2 * cp) == 0 and (zigzag := _in_zigzag(graph, dims, cp)):
         return zigzag
