@@ -98,6 +98,9 @@ LAYOUTS: dict[str, dict[str, object]] = {
     "zero 3 x tp": {"dp_shard": 2, "tp": 2, "zero": 3, "microbatch": 4, "loss_chunks": 3},
     "replicate": {"dp_replicate": 4, "microbatch": 2, "loss_chunks": 2},
     "pipeline": {"pp": 2, "dp_shard": 2, "zero": 2, "microbatch": 2},
+    "pipeline of slices": {
+        "pp": 2, "dp_shard": 2, "microbatch": 2, "seq_slices": 2, "schedule": "1f1b"
+    },
     "interleaved x tp": {
         "pp": 2, "tp": 2, "interleave": 2, "microbatch": 2, "schedule": "interleaved-1f1b"
     },
