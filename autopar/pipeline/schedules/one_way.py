@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import chain
 
-from autopar.pipeline.actions import Action, Schedule, one_route, passes
+from autopar.pipeline.actions import Action, Schedule, last_first, one_route, passes
 
 
 def gpipe(pp: int, microbatches: int, _: int = 1, slices: int = 1) -> Schedule:
@@ -41,8 +41,6 @@ def _warm(stage: int, microbatches: int, first: int, slices: int) -> tuple[Actio
     """``first`` forwards, then one forward and one backward in turn, then what is left."""
     first = min(first, microbatches)
     forwards, backwards = (passes(stage, kind, microbatches) for kind in ("F", "B"))
-    if slices > 1:  # of each sequence the last slice first
-        groups = range(0, microbatches, slices)
-        backwards = [action for i in groups for action in backwards[i : i + slices][::-1]]
+    backwards = last_first(backwards, slices)
     both = chain.from_iterable(zip(forwards[first:], backwards, strict=False))
     return (*forwards[:first], *both, *backwards[microbatches - first :])

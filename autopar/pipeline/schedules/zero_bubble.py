@@ -18,31 +18,44 @@ from __future__ import annotations
 from collections import Counter, deque
 from typing import cast
 
-from autopar.pipeline.actions import KINDS, Action, ActionKind, Lists, Schedule, one_route, passes
+from autopar.pipeline.actions import (
+    KINDS,
+    Action,
+    ActionKind,
+    Lists,
+    Schedule,
+    last_first,
+    one_route,
+    passes,
+)
 from autopar.pipeline.schedules.interleaved import turns
 
 PASSES: tuple[ActionKind, ...] = ("F", "I", "W")
 
 
-def zb_h1(pp: int, microbatches: int, _: int = 1) -> Schedule:
-    return _put_off("zb-h1", pp, microbatches, 1, 1)
+def zb_h1(pp: int, microbatches: int, _: int = 1, slices: int = 1) -> Schedule:
+    return _put_off("zb-h1", pp, microbatches, 1, 1, slices)
 
 
-def zb_h2(pp: int, microbatches: int, _: int = 1) -> Schedule:
-    return _put_off("zb-h2", pp, microbatches, 1, 2)
+def zb_h2(pp: int, microbatches: int, _: int = 1, slices: int = 1) -> Schedule:
+    return _put_off("zb-h2", pp, microbatches, 1, 2, slices)
 
 
 def zb_interleaved(pp: int, microbatches: int, v: int = 2) -> Schedule:
     return _put_off("zb-interleaved", pp, microbatches, v, 1)
 
 
-def _put_off(name: str, pp: int, microbatches: int, v: int, times: int) -> Schedule:
-    """``times`` the forwards of 1F1B first; every W comes ``times x rank`` backwards late."""
+def _put_off(
+    name: str, pp: int, microbatches: int, v: int, times: int, slices: int = 1
+) -> Schedule:
+    """``times`` the forwards of 1F1B first; every W comes ``times x rank`` backwards late. Of
+    sequences in ``slices``, as many forwards more as each has behind its first."""
     total = microbatches * v
     lists = []
     for rank in range(pp):
         forwards, inputs, weights = (turns(kind, rank, pp, microbatches, v) for kind in PASSES)
-        first = min((v - 1) * pp + times * (pp - 1 - rank), total)
+        inputs, weights = last_first(inputs, slices), last_first(weights, slices)
+        first = min((v - 1) * pp + times * (pp - 1 - rank) + slices - 1, total)
         late = min(times * rank, total)
         actions = forwards[:first]
         for k in range(total):
@@ -53,7 +66,7 @@ def _put_off(name: str, pp: int, microbatches: int, v: int, times: int) -> Sched
                 actions.append(weights[k - late])
         actions += weights[total - late :]
         lists.append(tuple(actions))
-    return one_route(name, tuple(range(pp)) * v, tuple(lists), microbatches)
+    return one_route(name, tuple(range(pp)) * v, tuple(lists), microbatches, slices)
 
 
 def zb_v(pp: int, microbatches: int, _: int = 1) -> Schedule:

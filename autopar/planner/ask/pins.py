@@ -123,7 +123,7 @@ def read_pins(pairs: Mapping[str, str], devices: int) -> tuple[Pins, Lists | Non
             f"--fix tp2={tp2} does not divide the {devices // pp // cp} devices that are left for "
             f"it: tp2 may be {alternatives(divisors(devices // pp // cp))}"
         )
-    _check_slices(pins)
+    _check_slices(pins, devices)
     for name in ("schedule", "interleave"):
         if pp == 1 and pairs.get(name, "none") not in ("none", "1"):
             raise LayoutError(
@@ -135,7 +135,7 @@ def read_pins(pairs: Mapping[str, str], devices: int) -> tuple[Pins, Lists | Non
     return pins, actions
 
 
-def _check_slices(pins: Pins) -> None:
+def _check_slices(pins: Pins, devices: int) -> None:
     """Raises `LayoutError` for slices of sequences beside what they cannot be with."""
     slices, pinned = pins.seq_slices or 1, pins.texts()
     if slices == 1:
@@ -144,6 +144,14 @@ def _check_slices(pins: Pins) -> None:
         raise LayoutError(
             f"--fix seq_slices={slices}: slices of a sequence pass the stages of a pipeline one "
             "after the other, and pp=1 has one stage: leave pp out, or give pp=2 or more",
+            {SEQ_SLICES: "1"},
+        )
+    degrees = {name: n for name in (*DEGREES, SECOND_TENSOR) if (n := getattr(pins, name))}
+    if pins.pp is None and math.prod(degrees.values()) * 2 > devices:
+        raise LayoutError(
+            f"--fix {pairs_text(degrees)} leaves no two stages of {devices} devices, and slices of "
+            f"a sequence (seq_slices={slices}) pass stages one after the other: leave it out, or "
+            "give smaller degrees",
             {SEQ_SLICES: "1"},
         )
     for name in (CONTEXT, RING_RANKS, HEADS, OUTER):
@@ -159,10 +167,11 @@ def _check_slices(pins: Pins) -> None:
             f"and seq_slices={slices} cuts these; leave one of them out",
             {SEQ_SLICES: "1"},
         )
+    sliced = [name for name, kind in SCHEDULES.items() if kind.sliced is not None]
     if pins.schedule == ORDERS[-1]:
         raise LayoutError(
-            f"--fix schedule={pins.schedule}: orders of slices are not looked for; take 1f1b, "
-            "gpipe, eager-1f1b or a file of actions, or leave seq_slices out",
+            f"--fix schedule={pins.schedule}: orders of slices are not looked for; take "
+            f"{alternatives(sliced)} or a file of actions, or leave seq_slices out",
             {SEQ_SLICES: "1"},
         )
 

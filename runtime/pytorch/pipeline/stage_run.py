@@ -108,12 +108,13 @@ class StageRun:
         return given, loss
 
     @contextmanager
-    def _slice(self, i: int, forward: bool) -> Iterator[None]:
-        """Inside, microbatch ``i`` runs: its slice of its sequences."""
+    def _slice(self, i: int, forward: bool = False, ends: bool = False) -> Iterator[None]:
+        """Inside, microbatch ``i`` runs ``forward`` or back: its slice of its sequences. ``ends``:
+        nothing of it is left behind that; of the first slice nothing of its sequences."""
         whole, own = divmod(i, self._slices)
         with at(self._sequences.setdefault(whole, Sequences()), own, self._slices, forward):
             yield
-        if not forward and own == 0:
+        if ends and own == 0:
             del self._sequences[whole]
 
     def _check(self, name: str, result: Tensor, shape: tuple[int, ...]) -> None:
@@ -137,7 +138,7 @@ class StageRun:
         kept = self._kept.pop(i)
         edges, given = self._roots(kept, gradients)
         with (
-            self._slice(i, forward=False),
+            self._slice(i, ends=True),
             self.storage.microbatch(last),
             gradients_scaled(self.storage.grad_scale),
         ):
@@ -152,7 +153,7 @@ class StageRun:
         kept = self._kept[i]
         edges, given = self._roots(kept, gradients)
         with (
-            self._slice(i, forward=False),
+            self._slice(i),
             self.storage.part(),
             gradients_scaled(self.storage.grad_scale),
         ):
@@ -169,7 +170,7 @@ class StageRun:
             return
         later = self._kept.pop(i).later
         assert later is not None, f"{self.number}W{i} stands before its I"
-        with self.storage.microbatch(last):
+        with self._slice(i, ends=True), self.storage.microbatch(last):
             # Its parts are backwards of their own: behind the first of them nothing may be reduced
             # or dropped yet.
             with self.storage.part(), gradients_scaled(self.storage.grad_scale):
