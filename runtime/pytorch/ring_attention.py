@@ -141,6 +141,9 @@ class Carrier(Protocol):
     """How pieces of keys and values, each pair in one flat tensor, come to who computes with them:
     the own one first."""
 
+    def holds(self) -> Tensor | None:
+        """The own pair, where it stays until backward anyhow."""
+
     def around(self, pair: Tensor, visit: Callable[[Tensor], object]) -> None:
         """``visit`` of each piece; ``pair``: the own one."""
 
@@ -201,6 +204,9 @@ class _Ring(Function):
         out, top, total = computed(lambda: _forward(q, k, v, beside, course, scale, carrier))
         assert out is not None
         out = out.detach()  # which may be kept elsewhere, by itself
+        pair = carrier.holds()
+        if pair is not None:
+            k, v = _apart(pair, k, v)
         ctx.save_for_backward(q, k, v, mask, own, every, out, top, total)
         ctx.course, ctx.scale, ctx.carrier = course, scale, carrier
         lost = None
@@ -317,6 +323,9 @@ class _Passing(NamedTuple):
 
     axes: tuple[str, ...]
     rounds: tuple[int, ...]
+
+    def holds(self) -> Tensor | None:
+        return None
 
     def around(self, pair: Tensor, visit: Callable[[Tensor], object]) -> None:
         _around(pair, self.axes, self.rounds, visit)

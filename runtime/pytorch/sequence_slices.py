@@ -76,8 +76,8 @@ def count() -> int:
 class Earlier:
     """Keys and values of the slices before the one that runs, for one attention.
 
-    Its two methods are those by which pieces come around in a ring (`ring_attention`), the own one
-    first, then those before it, the nearest first, as far as ``reach`` of them in all.
+    A `ring_attention.Carrier`: the own piece comes first, then those before it, the nearest first,
+    as far as ``reach`` of them in all.
     """
 
     def __init__(self, by: Hashable, reach: int) -> None:
@@ -97,6 +97,10 @@ class Earlier:
         here.sequences.called.add(by)
         self.index, self.reach = here.index, reach
         self._pieces = here.sequences.pieces.setdefault(by, _Pieces())
+
+    def holds(self) -> Tensor | None:
+        """The own piece, from its forward on."""
+        return self._pieces.pairs.get(self.index)
 
     def around(self, pair: Tensor, visit: Callable[[Tensor], object]) -> None:
         """``visit`` of each piece. ``pair``: the own one, which is kept from its first forward on;
