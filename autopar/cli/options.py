@@ -38,6 +38,7 @@ Fix = Annotated[
         "gradients that replicas add up at once, as 8MiB. tp_pieces: 1, 2, 4 or 8 pieces of rows "
         "that tensor-parallel collectives run in beside products, in eager PyTorch. expert_pieces: "
         "likewise of tokens that travel to their experts while others are computed with. "
+        "expert_placement: load (experts on ranks by their measured rows) or order, on PyTorch. "
         "seq_slices: of sequences, that pass the stages of a pipeline one after the other, on "
         "PyTorch. reduce: "
         "the dtype in which FSDP2 reduces gradients, bfloat16 or float32. all_reduce: library, or "

@@ -50,6 +50,7 @@ def summary_object(
         "recompute": plan.each("recompute"),
         "offload": plan.each("offload"),
         **{choice.field: getattr(plan, choice.field) for choice in CHOICES},
+        "expert_placement": {name: str(own) for name, own in plan.expert_placement.items()},
         "style": plan.style,
         "precision": plan.precision,
         "searcher": plan.searcher,

@@ -19,7 +19,7 @@ from autopar.emit.pytorch.classes import (
     module_tree,
 )
 from autopar.emit.pytorch.counts import count_names
-from autopar.emit.pytorch.experts import tokens_in_pieces
+from autopar.emit.pytorch.experts import named_layers, placed_matrices, tokens_in_pieces
 from autopar.emit.pytorch.gathering import gather_modules
 from autopar.emit.pytorch.legend import legend, state
 from autopar.emit.pytorch.masks import as_bands, as_bounds
@@ -75,8 +75,9 @@ def emit(
     wide = _wide(lowered, blocks, plan.precision) if half else {}
     original: Mapping[str, str] = getattr(captured, "classes", {})  # not every frontend knows
     printing = Printing(
-        Library(), probes, marks, again, persistent, names, wide, original, half, sizes=sizes
-    )
+        Library(), probes, marks, again, persistent, names, wide, original, half, sizes=sizes,
+        placed=placed_matrices(whole.graph, plan.expert_placement),
+    )  # fmt: skip
     classes: dict[str, str] = {}
     for name, block in blocks.items():
         instances = lowered.graph.blocks[name].instances
@@ -162,7 +163,7 @@ def _tied(parts: Sequence[StagePart], plan: Plan) -> bool:
 
 
 def _prepared(lowered: Lowered, probes: bool, sizes: Sizes) -> Lowered:
-    lowered = gather_modules(lowered)
+    lowered = gather_modules(named_layers(lowered))
     if probes:  # one op a line
         return lowered
     for rewrite in (without_detours, fuse_biases, as_bands, as_bounds):
@@ -246,6 +247,11 @@ def _settings(lowered: Lowered, plan: Plan, captured: CapturedModel | None) -> l
         given.append(f"prefetch={plan.prefetch}")
     if inside := ranks_inside(plan.all_reduce):
         given.append(f"two_level={inside}")
+    if plan.expert_placement:
+        placed = (
+            f"{literal(n)}: {literal(str(p))}" for n, p in sorted(plan.expert_placement.items())
+        )
+        given.append(f"placed={{{', '.join(placed)}}}")
     units = units_of(lowered, in_order=plan.prefetch is not None)
     given.append(f"units={literal(units)}")
     if plan.prefetch is not None and (ahead := forward_only(lowered)):

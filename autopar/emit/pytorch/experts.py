@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from autopar.emit.pytorch.gates import gate_function
@@ -10,9 +10,14 @@ from autopar.emit.pytorch.site import HEAVY, Printer, Site
 from autopar.emit.text import Expr, call
 from autopar.lowering.lowered import Lowered, LoweredOp
 from autopar.lowering.routed_pieces import pieces_of
+from autopar.nouns.graph import Graph
+from autopar.nouns.plan import key
+from autopar.rules.expert_layers import expert_layers, module_of
 
 PIECES = "pieces"
 """The attr of calls whose tokens travel in pieces: how many."""
+LAYER = "layer"
+"""The attr of calls whose matrices one module holds: its path."""
 _READ = {"all": ("h",), "halves": ("gate", "up"), "pairs": ("gate", "up")}
 _ABOUT = "What an expert does between its two products, element by element."
 
@@ -28,6 +33,8 @@ def _experts(site: Site) -> Expr:
     arguments += site.beside
     if PIECES in site.attrs:
         arguments.append(f"pieces={site.attrs[PIECES]}")
+    if LAYER in site.attrs:
+        arguments.append(f"layer={site.attribute(site.attrs[LAYER])}")
     return Expr(call("experts", arguments), weight=HEAVY)
 
 
@@ -43,6 +50,30 @@ def tokens_in_pieces(lowered: Lowered) -> Lowered:
         return replace(op, op=replace(op.op, attrs={**op.op.attrs, PIECES: count}))
 
     return replace(lowered, ops=tuple(map(counted, lowered.ops)))
+
+
+def named_layers(lowered: Lowered) -> Lowered:
+    """``lowered`` with calls that say which module holds their matrices."""
+
+    def named(op: LoweredOp) -> LoweredOp:
+        module = module_of(lowered.graph, op.op) if op.op.kind == "experts" else None
+        if module is None or not (module or lowered.block):  # the model itself has no name
+            return op
+        return replace(op, op=replace(op.op, attrs={**op.op.attrs, LAYER: module}))
+
+    if not any(op.op.kind == "experts" for op in lowered.ops):
+        return lowered
+    return replace(lowered, ops=tuple(map(named, lowered.ops)))
+
+
+def placed_matrices(graph: Graph, placement: Collection[str]) -> frozenset[str]:
+    """Keys of the matrices of layers whose experts a plan places by their rows."""
+    return frozenset(
+        key(layer.block, name)
+        for layer in expert_layers(graph)
+        if any(module in placement for module in layer.modules)
+        for name in layer.matrices
+    )
 
 
 PRINTERS: Mapping[str, Printer] = {"experts": _experts}

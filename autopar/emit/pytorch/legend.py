@@ -36,6 +36,11 @@ _WORDS = (
         "whole on every rank; the runtime adds up its gradient over {}",
     ),
     Word(
+        r"\bplaced=True",
+        "placed=True",
+        "experts lie as SETTINGS.placed has them, by rank; routes and files go by their numbers",
+    ),
+    Word(
         rf"\b({_LAYERS})\(",
         "{}(...)",
         "the layer of that name on this rank's pieces; it moves nothing",
