@@ -79,6 +79,16 @@ ExpertImbalance = Annotated[
         "of the model, else 1: routes are even.",
     ),
 ]
+ExpertLoads = Annotated[
+    Path | None,
+    typer.Option(
+        "--expert-loads",
+        metavar="FILE",
+        help="In place of --expert-imbalance: rows of each expert, by the module that holds a "
+        "layer's experts (YAML or JSON, a list each). Experts may then be placed on ranks by them. "
+        "Else as --profile has them from runs of the model.",
+    ),
+]
 Device = Annotated[
     str, typer.Option("--device", help="cpu, cuda, or auto: the accelerators that there are.")
 ]
@@ -127,11 +137,20 @@ def parse_style(text: str | None) -> Style | None:
     raise OptionError(f"--style {text}: choose {' or '.join(STYLES)}")
 
 
-def parse_imbalance(text: str | None) -> Imbalance | None:
-    """Raises `ImbalanceError`."""
+def parse_imbalance(text: str | None, loads: str | Path | None = None) -> Imbalance | None:
+    """``loads``: a file. Raises `ImbalanceError`, `ExpertLoadsError`; for both `OptionError`."""
     from autopar.nouns.imbalance import parse
 
-    return None if text is None else parse(text)
+    if loads is None:
+        return None if text is None else parse(text)
+    from autopar.files.expert_loads import read_loads
+
+    if text is not None:
+        raise OptionError(
+            f"--expert-imbalance {text} and --expert-loads {loads} say one thing twice: how busy "
+            "the busiest expert is follows from the rows of each; leave --expert-imbalance out"
+        )
+    return read_loads(loads)
 
 
 def only_of_arch(arch: str | None, given: Mapping[str, object]) -> None:

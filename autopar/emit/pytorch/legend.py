@@ -38,7 +38,7 @@ _WORDS = (
     Word(
         r"\bplaced=True",
         "placed=True",
-        "experts lie as SETTINGS.placed has them, by rank; routes and files go by their numbers",
+        "experts lie by rank as in SETTINGS.placed; routes have the model's numbers",
     ),
     Word(
         rf"\b({_LAYERS})\(",
