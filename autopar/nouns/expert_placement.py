@@ -33,8 +33,13 @@ class ExpertPlacement:
             ranks = tuple(tuple(map(int, part.split())) for part in text.split("|"))
         except ValueError:
             raise ValueError("numbers of experts by rank, as in '0 3 | 1 2'") from None
-        made = ExpertPlacement(ranks)
-        if len({len(own) for own in ranks}) > 1 or not ranks[0]:
+        return ExpertPlacement.checked(ranks)
+
+    @staticmethod
+    def checked(ranks: Iterable[Iterable[int]]) -> ExpertPlacement:
+        """Raises `ValueError`, with what may be, where these are not all experts, once each."""
+        made = ExpertPlacement(tuple(map(tuple, ranks)))
+        if len({len(own) for own in made.ranks}) != 1 or not made.experts:
             raise ValueError("as many experts on each rank")
         if sorted(made.experts) != list(range(len(made.experts))):
             raise ValueError(f"each of the experts 0 to {len(made.experts) - 1} once")

@@ -38,7 +38,10 @@ _layers: WeakKeyDictionary[nn.Module, Layer] = WeakKeyDictionary()
 
 
 def name_layers(
-    model: nn.Module, placed: Mapping[str, str], declared: Mapping[str, Declared], here: Ranks
+    model: nn.Module,
+    placed: Mapping[str, tuple[tuple[int, ...], ...]],
+    declared: Mapping[str, Declared],
+    here: Ranks,
 ) -> dict[str, Order]:
     """By parameter, how its experts lie; from here on `layer_of` knows the modules of ``model``.
 
@@ -50,13 +53,13 @@ def name_layers(
         if name not in placed:
             _layers[module] = Layer(name)
             continue
-        placement = ExpertPlacement.parse(placed[name])
+        placement = ExpertPlacement(placed[name])
         _layers[module] = Layer(name, placement.experts, torch.tensor(placement.places))
     orders: dict[str, Order] = {}
     for name, known in declared.items():
         owner = name.rpartition(".")[0]
         if known.placed and owner in placed:
-            orders[name] = _order(name, known, ExpertPlacement.parse(placed[owner]), here)
+            orders[name] = _order(name, known, ExpertPlacement(placed[owner]), here)
     for owner in placed:
         if owner in modules and not any(name.rpartition(".")[0] == owner for name in orders):
             raise ProgramError(

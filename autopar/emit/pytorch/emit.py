@@ -249,7 +249,7 @@ def _settings(lowered: Lowered, plan: Plan, captured: CapturedModel | None) -> l
         given.append(f"two_level={inside}")
     if plan.expert_placement:
         placed = (
-            f"{literal(n)}: {literal(str(p))}" for n, p in sorted(plan.expert_placement.items())
+            f"{literal(n)}: {literal(p.ranks)}" for n, p in sorted(plan.expert_placement.items())
         )
         given.append(f"placed={{{', '.join(placed)}}}")
     units = units_of(lowered, in_order=plan.prefetch is not None)
