@@ -10,15 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn
 
 from autopar.nouns.expert_placement import ExpertPlacement
+from autopar.nouns.mesh import Mesh
 from autopar.runtime.pytorch.parameters import Declared, Region
-from autopar.runtime.pytorch.ranks import Ranks
 from autopar.runtime.shared.settings import ProgramError
+from autopar.torch_private.modules import parameters_of
 
 Order = tuple[int, ...] | None
 """The expert at each place; None: in their order."""
@@ -35,13 +36,15 @@ class Layer:
 
 
 _layers: WeakKeyDictionary[nn.Module, Layer] = WeakKeyDictionary()
+_holders: dict[int, ref[nn.Module]] = {}
+"""By the id of a parameter; looked up again where that has become another's."""
 
 
 def name_layers(
     model: nn.Module,
     placed: Mapping[str, tuple[tuple[int, ...], ...]],
     declared: Mapping[str, Declared],
-    here: Ranks,
+    mesh: Mesh,
 ) -> dict[str, Order]:
     """By parameter, how its experts lie; from here on `layer_of` knows the modules of ``model``.
 
@@ -59,7 +62,7 @@ def name_layers(
     for name, known in declared.items():
         owner = name.rpartition(".")[0]
         if known.placed and owner in placed:
-            orders[name] = _order(name, known, ExpertPlacement(placed[owner]), here)
+            orders[name] = _order(name, known, ExpertPlacement(placed[owner]), mesh)
     for owner in placed:
         if owner in modules and not any(name.rpartition(".")[0] == owner for name in orders):
             raise ProgramError(
@@ -69,8 +72,8 @@ def name_layers(
     return orders
 
 
-def _order(name: str, known: Declared, placement: ExpertPlacement, here: Ranks) -> Order:
-    ranks = here.size(*known.sharding.split_axes(0))
+def _order(name: str, known: Declared, placement: ExpertPlacement, mesh: Mesh) -> Order:
+    ranks = mesh.ways(known.sharding.split_axes(0))
     if (len(placement.experts), len(placement.ranks)) != (known.shape[0], ranks):
         raise ProgramError(
             f"SETTINGS.placed has {len(placement.experts)} experts on {len(placement.ranks)} ranks "
@@ -82,6 +85,34 @@ def _order(name: str, known: Declared, placement: ExpertPlacement, here: Ranks) 
 def layer_of(module: nn.Module | None) -> Layer | None:
     """What is known of a module; None of one that nobody named."""
     return None if module is None else _layers.get(module)
+
+
+def holder_of(matrices: Tensor) -> nn.Module | None:
+    """The module of a program whose parameter ``matrices`` are, or are made of in the dtype of
+    compute; None of what else they are, such as what compiled code made."""
+    parameter = _parameter_of(matrices)
+    known = _holders.get(id(parameter))
+    module = None if known is None else known()
+    if module is not None and _holds(module, parameter):
+        return module
+    for module in [*_layers]:
+        for own in parameters_of(module).values():
+            _holders[id(own)] = ref(module)
+    known = _holders.get(id(parameter))
+    module = None if known is None else known()
+    return module if module is not None and _holds(module, parameter) else None
+
+
+def _parameter_of(matrices: Tensor) -> Tensor:
+    """What autograd knows ``matrices`` as a cast of, else themselves."""
+    cast = matrices.grad_fn
+    if cast is None or not cast.next_functions:
+        return matrices
+    return getattr(cast.next_functions[0][0], "variable", matrices)
+
+
+def _holds(module: nn.Module, parameter: Tensor) -> bool:
+    return any(own is parameter for own in parameters_of(module).values())
 
 
 def in_places(index: Tensor, module: nn.Module | None) -> Tensor:

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from autopar.runtime.pytorch.accelerators import multiplies_groups
 from autopar.runtime.pytorch.dispatch import Axes, Going, Routes, inverse, routes_of_each
-from autopar.runtime.pytorch.expert_places import in_places
+from autopar.runtime.pytorch.expert_places import holder_of, in_places
 from autopar.runtime.pytorch.halves import traded
+from autopar.runtime.pytorch.routed_rows import is_noting
 from autopar.runtime.shared.settings import ProgramError
 
 
@@ -61,9 +62,9 @@ def experts(
     pieces:     of the tokens, one after the other: while rows of one travel, those of another are
                 computed with, in backward too.
 
-    layer:      the module that holds the matrices, by which rows are counted; where its experts are
-                placed (`autopar.runtime.pytorch.expert_places`) a rank's piece is by place, and
-                ``index`` has the model's numbers all the same.
+    layer:      the module that holds the matrices, where its experts are placed
+                (`autopar.runtime.pytorch.expert_places`): a rank's piece is by place, and ``index``
+                has the model's numbers all the same.
 
     Where several axes split experts, the mesh's outermost cuts first. An axis may split f beside
     them in other forms (or with "halves" each half apart, so that a piece has a gate and what it
@@ -85,7 +86,8 @@ def experts(
         return _products(h, routes.rows, down, down_bias, transposed)
 
     cut = [t.tensor_split(pieces) for t in (x, in_places(index, layer), weights)]
-    each = routes_of_each(cut[1], len(up), held, dispatch, layer)
+    holder = holder_of(up) if layer is None and is_noting() else layer
+    each = routes_of_each(cut[1], len(up), held, dispatch, holder)
     return _in_pieces([*zip(*cut, strict=True)], each, computed)
 
 

@@ -31,7 +31,7 @@ MOST_CALLS = 20_000
 @dataclass(frozen=True, slots=True, eq=False)
 class _Call:
     """rows: [own experts] of this rank; ``axes`` split the layer's, outermost first; ``layer``
-    holds their matrices, None where a program does not say which does."""
+    holds their matrices, None where it is not known."""
 
     rows: Tensor
     axes: tuple[str, ...]
@@ -159,6 +159,11 @@ def noting() -> Iterator[RoutedRows]:
         yield _noted[-1]
     finally:
         _noted.pop()
+
+
+def is_noting() -> bool:
+    """Whether a run notes calls."""
+    return bool(_noted)
 
 
 def note(rows: Tensor, axes: Sequence[str], layer: nn.Module | None = None) -> None:

@@ -71,7 +71,7 @@ class Storage:
         self.loss_scale = LossScale.of(settings)
         self.declared, self.declared_buffers = declared_in(model)
         self.call: Callable[..., torch.Tensor] = model
-        self.orders = name_layers(model, settings.placed, self.declared, ranks)
+        self.orders = name_layers(model, settings.placed, self.declared, ranks.mesh)
         self._materialise_buffers()
         self._wrap()
         self.held = {name: self._hold(name, p) for name, p in self.model.named_parameters()}

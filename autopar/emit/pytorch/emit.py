@@ -65,9 +65,14 @@ def emit(
     leaves the statements as they are and says above them what they make.
     """
     sizes = NONE if captured is None else Sizes.of(lowered, captured.batch)
-    blocks = {name: _prepared(block, probes, sizes) for name, block in lowered.blocks.items()}
+    placed = placed_matrices(lowered.graph, plan.expert_placement)
+
+    def prepared(part: Lowered) -> Lowered:
+        return _prepared(named_layers(part, placed), probes, sizes)
+
+    blocks = {name: prepared(block) for name, block in lowered.blocks.items()}
     parts = stage_parts(lowered, plan.stages) if len(plan.stages) > 1 else ()
-    whole, lowered = lowered, _prepared(lowered, probes, sizes)
+    whole, lowered = lowered, prepared(lowered)
     means = counted(whole)
     persistent = {} if captured is None else {n: t.persistent for n, t in captured.tensors.items()}
     again, names = plan.stages[0].recompute, count_names(means)
@@ -76,7 +81,7 @@ def emit(
     original: Mapping[str, str] = getattr(captured, "classes", {})  # not every frontend knows
     printing = Printing(
         Library(), probes, marks, again, persistent, names, wide, original, half, sizes=sizes,
-        placed=placed_matrices(whole.graph, plan.expert_placement),
+        placed=placed,
     )  # fmt: skip
     classes: dict[str, str] = {}
     for name, block in blocks.items():
@@ -84,8 +89,8 @@ def emit(
         made = block_class(block, scopes(block), instances[0], _class_name(name), printing)
         classes.update(dict.fromkeys(instances, made))
     if parts:
-        prepared = [replace(p, lowered=_prepared(p.lowered, probes, sizes)) for p in parts]
-        top = stage_classes(prepared, parts, whole, plan, captured, printing, classes)
+        ready = [replace(p, lowered=prepared(p.lowered)) for p in parts]
+        top = stage_classes(ready, parts, whole, plan, captured, printing, classes)
     else:
         scope = scopes(lowered)
         root = module_tree(scope, lowered, "", printing, classes)
@@ -163,7 +168,7 @@ def _tied(parts: Sequence[StagePart], plan: Plan) -> bool:
 
 
 def _prepared(lowered: Lowered, probes: bool, sizes: Sizes) -> Lowered:
-    lowered = gather_modules(named_layers(lowered))
+    lowered = gather_modules(lowered)
     if probes:  # one op a line
         return lowered
     for rewrite in (without_detours, fuse_biases, as_bands, as_bounds):

@@ -12,12 +12,12 @@ from autopar.lowering.lowered import Lowered, LoweredOp
 from autopar.lowering.routed_pieces import pieces_of
 from autopar.nouns.graph import Graph
 from autopar.nouns.plan import key
-from autopar.rules.expert_layers import expert_layers, module_of
+from autopar.rules.expert_layers import expert_layers, matrices_of, module_of
 
 PIECES = "pieces"
 """The attr of calls whose tokens travel in pieces: how many."""
 LAYER = "layer"
-"""The attr of calls whose matrices one module holds: its path."""
+"""The attr of calls whose experts are placed: the path of the module that holds the matrices."""
 _READ = {"all": ("h",), "halves": ("gate", "up"), "pairs": ("gate", "up")}
 _ABOUT = "What an expert does between its two products, element by element."
 
@@ -52,17 +52,18 @@ def tokens_in_pieces(lowered: Lowered) -> Lowered:
     return replace(lowered, ops=tuple(map(counted, lowered.ops)))
 
 
-def named_layers(lowered: Lowered) -> Lowered:
-    """``lowered`` with calls that say which module holds their matrices."""
+def named_layers(lowered: Lowered, placed: Collection[str]) -> Lowered:
+    """``lowered`` with calls that say which module holds their matrices, where these are among the
+    ``placed`` ones (keys): routes are turned into places there."""
+    if not placed:
+        return lowered
 
     def named(op: LoweredOp) -> LoweredOp:
-        module = module_of(lowered.graph, op.op) if op.op.kind == "experts" else None
-        if module is None or not (module or lowered.block):  # the model itself has no name
+        if op.op.kind != "experts" or key(lowered.block, matrices_of(op.op)[0]) not in placed:
             return op
-        return replace(op, op=replace(op.op, attrs={**op.op.attrs, LAYER: module}))
+        attrs = {**op.op.attrs, LAYER: module_of(lowered.graph, op.op)}
+        return replace(op, op=replace(op.op, attrs=attrs))
 
-    if not any(op.op.kind == "experts" for op in lowered.ops):
-        return lowered
     return replace(lowered, ops=tuple(map(named, lowered.ops)))
 
 
