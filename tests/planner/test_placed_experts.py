@@ -129,9 +129,9 @@ def test_what_is_written_says_it_and_reads_back(tmp_path: Path) -> None:
     ordered, _ = plan_files(of(expert_placement="order"), tmp_path / "order")
     assert "placed" not in ordered["program/model.py"]
     assert "layer=" not in ordered["program/model.py"]
-    ((label, was, now),) = decisions(of(expert_placement="order").plan, result.plan)
-    assert (label, was) == ("experts on ranks", "in order")
-    assert now == "0 2 | 1 3 of model.layers.0.mlp.experts, and 1 more layer"
+    (change,) = decisions(of(expert_placement="order").plan, result.plan)
+    assert (change.what, change.before) == ("experts on ranks", "in order")
+    assert change.after == "0 2 | 1 3 of model.layers.0.mlp.experts, and 1 more layer"
     assert any("has experts in order" in note for note in asides(result.plan))
 
 
