@@ -73,9 +73,8 @@ def _loads(ran: Iterable[Measurement], model: str) -> dict[str, tuple[float, ...
     loads = {}
     for layer, rows in layers.items():
         last = max(m.measured_at for m, _, _ in rows)
-        known = [(m.seconds, expert, count) for m, expert, count in rows if m.measured_at == last]
-        own = [0.0] * known[0][2]
-        for ratio, expert, _ in known:
-            own[expert] = ratio
-        loads[layer] = tuple(own)
+        latest = [each for each in rows if each[0].measured_at == last]
+        _, _, count = latest[0]
+        ratios = {number: m.seconds for m, number, _ in latest}
+        loads[layer] = tuple(ratios.get(number, 0.0) for number in range(count))
     return loads

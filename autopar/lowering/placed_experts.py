@@ -36,16 +36,10 @@ def ranks_of(lowered: Lowered) -> dict[str, tuple[ExpertLayer, int]]:
 
 
 def _sites(lowered: Lowered) -> Iterator[tuple[ExpertLayer, LoweredOp, Lowered]]:
-    parts: dict[str | None, Lowered] = {None: lowered, **lowered.blocks}
-    ops = {
-        (name, op.op.name): op
-        for name, part in parts.items()
-        for op in part.ops
-        if op.op.kind == "experts"
-    }
     for layer in expert_layers(lowered.graph):
-        if (layer.block, layer.op.name) in ops:  # of this stage
-            yield layer, ops[layer.block, layer.op.name], parts[layer.block]
+        part = lowered if layer.block is None else lowered.blocks[layer.block]
+        (op,) = (op for op in part.ops if op.op.name == layer.op.name)
+        yield layer, op, part
 
 
 def _sharing(op: LoweredOp, part: Lowered) -> int:

@@ -68,7 +68,8 @@ NEED_NOT = {
 
 
 ELSEWHERE = {
-    "spread expert_pieces": "no experts here: `tests/planner/test_expert_piece_plans.py` has them"
+    "spread expert_pieces": "no experts here: `tests/planner/test_expert_piece_plans.py` has them",
+    "expert_placement": "nor here: `tests/planner/test_placed_experts.py`",
 }
 
 

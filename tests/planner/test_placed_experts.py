@@ -13,6 +13,7 @@ from autopar.cli.commands import explanation, plan_files, plan_object
 from autopar.files import plan_folder
 from autopar.files.cluster_file import load_cluster
 from autopar.files.plan_checks import BadPlan, from_json
+from autopar.files.plan_text import to_text
 from autopar.frontends.pytorch import capture
 from autopar.frontends.shared.captured import Captured
 from autopar.lowering.lowered import LoweringError
@@ -30,6 +31,7 @@ from autopar.report.diff import decisions
 from autopar.report.revisit import open_folder
 from autopar.runtime.shared.settings import ProgramError, Settings, check_settings
 from benchmarks.zoo_models import ZOO, routed
+from tests.text.reading_plans import from_text
 
 CLUSTER = load_cluster("examples/clusters/cpu_4.yaml")
 SHARED = {"ep": "2", "dp_shard": "2", "tp": "2", "zero": "0", "microbatch": "2"}
@@ -89,9 +91,10 @@ def test_what_is_priced_is_the_rows_that_ranks_have() -> None:
 
 
 def test_a_rank_an_expert_has_nothing_to_place() -> None:
-    fix = {"ep": "4", "dp_shard": "4", "tp": "1"}
-    assert of(**fix).plan.expert_placement == {}
-    assert of(**fix).plan.prediction == of(**fix, expert_placement="order").plan.prediction
+    placed = of(ep="4", dp_shard="4", tp="1").plan
+    ordered = of(ep="4", dp_shard="4", tp="1", expert_placement="order").plan
+    assert placed.expert_placement == {}
+    assert placed.prediction == ordered.prediction
 
 
 def test_without_loads_nothing_changes() -> None:
@@ -112,6 +115,7 @@ def test_what_is_written_says_it_and_reads_back(tmp_path: Path) -> None:
     assert data["expert_placement"] == PLACED
     assert data["expert_imbalance"]["loads"][NAMES[1]] == "1 2 3 34"
     assert from_json(to_json(result.plan)) == result.plan
+    assert from_text(to_text(result.plan)) == result.plan
     report = " ".join(files["report.txt"].split())
     assert "by load: 0 2 | 1 3 of model.layers.0.mlp.experts, and 1 more layer" in report
     assert "the busiest rank has 1.38 times the mean, with experts in order 1.73; a step" in report

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -83,7 +84,8 @@ def test_rows_are_counted_by_the_module_that_holds_the_matrices(dtype: torch.dty
 def test_ranks_add_up_what_they_have(tmp_path: Path) -> None:
     """Of one step from the same weights: dispatched, held over two and matrices split, whole. Rows
     of each expert go by the model's numbers, placed or not."""
-    measured, loads = [], []
+    measured = []
+    loads: list[Mapping[str, Sequence[int]]] = []
     for place, fix in enumerate(
         (
             {"ep": "4", "dp_shard": "4", "microbatch": "4"},
