@@ -3,9 +3,9 @@
     python -m benchmarks.placed_experts [--steps 20] [--layouts "ep=4;ep=2,tp=2"] [--json]
 
 Under each layout so many steps run with experts in order; what they send each expert is what the
-plan is made with that places them. Both then go on from one checkpoint for as many steps, of other
-batches: a row has what the busiest rank had over the mean in these, call by call, and what the plan
-is priced with. The loss of the last step is the same but for rounding.
+plan is made with that places them. The same steps run with that, and both go on from one checkpoint
+for as many other steps, whose routes nobody knew. A row has what the busiest rank had over the mean,
+call by call, and what plans are priced with. Losses are the same but for rounding.
 """
 
 from __future__ import annotations
@@ -49,14 +49,17 @@ def measured(layout: str, steps: int, scratch: Path) -> dict[str, Any]:
     plan = planned(folders["load"], fix, routes, "load")
     placing = placement_object(plan)
     assert placing is not None, f"{layout}: nothing is placed"
+    again = launch.run(folders["load"], steps, quiet=True)
     later = {o: launch.run(f, steps, resume=saved, quiet=True) for o, f in folders.items()}
     return {
         "layout": layout,
-        "in_order": later["order"].routes["rank_mean"],
-        "placed": later["load"].routes["rank_mean"],
+        "in_order": first.routes["rank_mean"],
+        "placed": again.routes["rank_mean"],
         "priced_in_order": placing["in_order"],
         "priced_placed": placing["placed"],
-        "losses_apart": abs(later["load"].losses[-1] / later["order"].losses[-1] - 1),
+        "later_in_order": later["order"].routes["rank_mean"],
+        "later_placed": later["load"].routes["rank_mean"],
+        "losses_apart": abs(again.losses[-1] / first.losses[-1] - 1),
     }
 
 

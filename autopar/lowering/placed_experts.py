@@ -2,7 +2,7 @@
 
 A layer's experts may lie otherwise than in order where its matrices are parameters that are stored
 as they are computed with: split by experts, on the axes that split the layer's experts, in equal
-pieces (`autopar.rules.expert_layers`). Matrices that are split along their columns besides stay so.
+pieces (`ExpertLayer.placeable`). Matrices that are split along their columns besides stay so.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def ranks_of(lowered: Lowered) -> dict[str, tuple[ExpertLayer, int]]:
     return {
         name: (layer, ranks)
         for layer, op, part in _sites(lowered)
-        if (ranks := _sharing(op, part)) > 1
+        if layer.placeable and (ranks := _sharing(op, part)) > 1
         for name in layer.modules
     }
 

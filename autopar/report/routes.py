@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from rich.text import Text
 
 from autopar.nouns.expert_placement import busiest_over_mean
-from autopar.nouns.imbalance import Imbalance
+from autopar.nouns.imbalance import Imbalance, spread
 from autopar.nouns.plan import Plan
 from autopar.report.units import duration
 
@@ -48,21 +48,29 @@ def placement_text(plan: Plan) -> str:
 
 
 def placement_object(plan: Plan) -> dict[str, float] | None:
-    """What placing experts by their rows changes; None where none are placed."""
-    if not plan.expert_placement or plan.expert_imbalance is None:
+    """What placing experts by their rows changes, as it is priced; None where none are placed."""
+    routes = plan.expert_imbalance
+    if not plan.expert_placement or routes is None:
         return None
-    loads = plan.expert_imbalance.loads
-    known = [(loads[name], own) for name, own in plan.expert_placement.items() if name in loads]
+    known = [(n, own) for n, own in plan.expert_placement.items() if n in routes.loads]
     if not known:
         return None
+
+    def busiest(rows: tuple[float, ...], order: Iterable[int], ranks: int) -> float:
+        beyond = routes.beyond[0] * spread(len(rows), ranks)
+        return min(float(ranks), busiest_over_mean(rows, order, ranks) + beyond)
+
+    pairs = [
+        (
+            busiest(routes.loads[name], placed.experts, len(placed.ranks)),
+            busiest(routes.loads[name], range(len(placed.experts)), len(placed.ranks)),
+        )
+        for name, placed in known
+    ]
     step_time_s = plan.prediction.step_time_s
     return {
-        "placed": sum(busiest_over_mean(rows, p.experts, len(p.ranks)) for rows, p in known)
-        / len(known),
-        "in_order": sum(
-            busiest_over_mean(rows, range(len(rows)), len(p.ranks)) for rows, p in known
-        )
-        / len(known),
+        "placed": sum(placed for placed, _ in pairs) / len(pairs),
+        "in_order": sum(ordered for _, ordered in pairs) / len(pairs),
         "step_time_s": step_time_s,
         "in_order_step_time_s": step_time_s + plan.prediction.placing_saves_s,
     }

@@ -17,11 +17,12 @@ class ExpertLayer:
     """One call of experts in a graph or in the body of a block.
 
     part:     the graph that it lies in, ``block`` its name; None: at the top.
-    module:   that holds the matrices, relative to the block; None where they are no parameters of
-              one module, each read here alone. Then rows are not counted by layer, and its experts
-              stay in order.
+    module:   that holds the first matrix, relative to the block; None where that is no parameter,
+              or one of the model itself: rows are then not counted by layer.
     modules:  the same with full names, one for each instance of the block.
     experts:  how many, of which a token goes to ``routes``.
+    placeable: whether ranks may hold them in another order: that module has all matrices and
+              biases, and nothing else reads them.
     """
 
     part: Graph
@@ -31,6 +32,7 @@ class ExpertLayer:
     modules: tuple[str, ...]
     experts: int
     routes: int
+    placeable: bool
 
     @property
     def matrices(self) -> tuple[str, ...]:
@@ -54,27 +56,28 @@ def _layers(part: Graph, block: str | None, instances: tuple[str, ...]) -> Itera
     for op in part.ops:
         if op.kind != "experts":
             continue
-        module = module_of(part, op)
+        up = op.inputs[_UP]
+        module = up.rpartition(".")[0] if part.tensors[up].role == "parameter" else None
         full = tuple(".".join(filter(None, (at, module))) for at in instances)
-        if not all(full):  # of the model itself, which has no name
-            module = None
+        if module is None or not all(full):
+            module, full = None, ()
         yield ExpertLayer(
             part,
             block,
             op,
             module,
-            full if module is not None else (),
-            part.tensors[op.inputs[_UP]].shape[0],
+            full,
+            part.tensors[up].shape[0],
             part.tensors[op.inputs[_INDEX]].shape[1],
+            module is not None and _is_alone(part, op),
         )
 
 
-def module_of(part: Graph, op: Op) -> str | None:
-    """`ExpertLayer.module` of a call of experts in ``part``."""
+def _is_alone(part: Graph, op: Op) -> bool:
     readers = Counter(name for each in part.ops for name in each.inputs)
     readers.update(part.outputs)
     owners = {name.rpartition(".")[0] for name in matrices_of(op)}
     alone = all(
         part.tensors[name].role == "parameter" and readers[name] == 1 for name in matrices_of(op)
     )
-    return owners.pop() if alone and len(owners) == 1 else None
+    return alone and len(owners) == 1

@@ -89,7 +89,8 @@ def _of_ranks(
                 for each in (imbalance.mean, imbalance.worst)
             ]
         else:
-            known = busiest_over_mean(loads, order(name, loads, ranks), ranks)
+            lie = order if layer.placeable else in_order
+            known = busiest_over_mean(loads, lie(name, loads, ranks), ranks)
             own = [min(most, known + more) for more in beyond]
         totals = [total + one for total, one in zip(totals, own, strict=True)]
     mean, worst = (total / len(layer.modules) for total in totals)

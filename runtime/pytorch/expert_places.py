@@ -108,7 +108,8 @@ def _parameter_of(matrices: Tensor) -> Tensor:
     cast = matrices.grad_fn
     if cast is None or not cast.next_functions:
         return matrices
-    return getattr(cast.next_functions[0][0], "variable", matrices)
+    made_of: Tensor = getattr(cast.next_functions[0][0], "variable", matrices)
+    return made_of if made_of.shape == matrices.shape else matrices
 
 
 def _holds(module: nn.Module, parameter: Tensor) -> bool:

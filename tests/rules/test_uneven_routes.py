@@ -14,6 +14,7 @@ from autopar.nouns.graph import Graph, Op, Tensor
 from autopar.nouns.imbalance import Imbalance, ImbalanceError, busiest_rank, parse
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.sharding import Sharding
+from autopar.rules.expert_layers import expert_layers
 from autopar.rules.notation import BoundRule
 from autopar.rules.registry import bind
 from autopar.rules.strategies import Strategy
@@ -203,6 +204,20 @@ def test_what_is_not_known_stays_by_the_formula() -> None:
     others = replace(LOADED, loads={"another": (1.0, 3.0)})
     (op,) = named(others, balanced).ops
     assert op.attrs["imbalance"] == (1.75, 2.5)
+
+
+def test_experts_whose_matrices_something_else_reads_stay_in_order() -> None:
+    graph = named(None, in_order)
+    (op,) = graph.ops
+    norm = Tensor("norm", (EXPERTS, WIDTH, INNER), "float32", differentiable=True)
+    reads = Op("mul", ("layer.down", "layer.down"), ("norm",))
+    tensors = {**graph.tensors, "norm": norm}
+    shared = replace(graph, tensors=tensors, ops=(op, reads), outputs=("y", "norm"))
+    for order in (in_order, balanced):
+        first, _ = with_imbalance(shared, LOADED, order, devices=8).ops
+        assert {n: mean for n, mean, _ in first.attrs["imbalance"][2]}[4] == pytest.approx(2.0)
+    assert [layer.placeable for layer in expert_layers(shared)] == [False]
+    assert [layer.placeable for layer in expert_layers(graph)] == [True]
 
 
 def test_what_a_plan_places_is_what_is_priced() -> None:

@@ -12,7 +12,7 @@ from autopar.lowering.lowered import Lowered, LoweredOp
 from autopar.lowering.routed_pieces import pieces_of
 from autopar.nouns.graph import Graph
 from autopar.nouns.plan import key
-from autopar.rules.expert_layers import expert_layers, matrices_of, module_of
+from autopar.rules.expert_layers import expert_layers, matrices_of
 
 PIECES = "pieces"
 """The attr of calls whose tokens travel in pieces: how many."""
@@ -61,7 +61,8 @@ def named_layers(lowered: Lowered, placed: Collection[str]) -> Lowered:
     def named(op: LoweredOp) -> LoweredOp:
         if op.op.kind != "experts" or key(lowered.block, matrices_of(op.op)[0]) not in placed:
             return op
-        attrs = {**op.op.attrs, LAYER: module_of(lowered.graph, op.op)}
+        module, _, _ = matrices_of(op.op)[0].rpartition(".")
+        attrs = {**op.op.attrs, LAYER: module}
         return replace(op, op=replace(op.op, attrs=attrs))
 
     return replace(lowered, ops=tuple(map(named, lowered.ops)))
