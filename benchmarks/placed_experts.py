@@ -3,9 +3,9 @@
     python -m benchmarks.placed_experts [--steps 20] [--layouts "ep=4;ep=2,tp=2"] [--json]
 
 Under each layout so many steps run with experts in order; what they send each expert is what the
-plan is made with that places them. The same steps run with that, and both go on from one checkpoint
-for as many other steps, whose routes nobody knew. A row has what the busiest rank had over the mean,
-call by call, and what plans are priced with. Losses are the same but for rounding.
+plan is made with that places them. The same steps run with that, and both go on from one
+checkpoint for as many other steps, whose routes nobody knew. A row has what the busiest rank had
+over the mean, call by call, and what plans are priced with. Losses are the same but for rounding.
 """
 
 from __future__ import annotations
