@@ -269,10 +269,11 @@ def explanation(
         shown_parts += torus_lines(lying)
         data["torus"] = torus_object(lying)
     if again.plan.expert_imbalance is not None:
-        from autopar.report.routes import routes_line
+        from autopar.report.routes import placement_object, routes_lines
 
-        shown_parts = [routes_line(again.plan.expert_imbalance), *shown_parts]
+        shown_parts = [*routes_lines(again.plan), *shown_parts]
         data["expert_imbalance"] = asdict(again.plan.expert_imbalance)
+        data["placing_experts"] = placement_object(again.plan)
     if trace is not None or len(again.plan.stages) > 1:
         from autopar.report.pipeline import explain_pipeline, pipeline_object
         from autopar.report.trace import trace_of

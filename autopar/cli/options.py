@@ -38,6 +38,7 @@ Fix = Annotated[
         "gradients that replicas add up at once, as 8MiB. tp_pieces: 1, 2, 4 or 8 pieces of rows "
         "that tensor-parallel collectives run in beside products, in eager PyTorch. expert_pieces: "
         "likewise of tokens that travel to their experts while others are computed with. "
+        "expert_placement: load (experts on ranks by their measured rows) or order, on PyTorch. "
         "seq_slices: of sequences, that pass the stages of a pipeline one after the other, on "
         "PyTorch. reduce: "
         "the dtype in which FSDP2 reduces gradients, bfloat16 or float32. all_reduce: library, or "
@@ -76,6 +77,16 @@ ExpertImbalance = Annotated[
         help="Rows of a layer's busiest expert over those of its mean expert, in the mean of steps "
         "(time is priced by it) and in the worst one (memory). Else as --profile has it from runs "
         "of the model, else 1: routes are even.",
+    ),
+]
+ExpertLoads = Annotated[
+    Path | None,
+    typer.Option(
+        "--expert-loads",
+        metavar="FILE",
+        help="In place of --expert-imbalance: rows of each expert, by the module that holds a "
+        "layer's experts (YAML or JSON, a list each). Experts may then be placed on ranks by them. "
+        "Else as --profile has them from runs of the model.",
     ),
 ]
 Device = Annotated[
@@ -126,11 +137,20 @@ def parse_style(text: str | None) -> Style | None:
     raise OptionError(f"--style {text}: choose {' or '.join(STYLES)}")
 
 
-def parse_imbalance(text: str | None) -> Imbalance | None:
-    """Raises `ImbalanceError`."""
+def parse_imbalance(text: str | None, loads: str | Path | None = None) -> Imbalance | None:
+    """``loads``: a file. Raises `ImbalanceError`, `ExpertLoadsError`; for both `OptionError`."""
     from autopar.nouns.imbalance import parse
 
-    return None if text is None else parse(text)
+    if loads is None:
+        return None if text is None else parse(text)
+    from autopar.files.expert_loads import read_loads
+
+    if text is not None:
+        raise OptionError(
+            f"--expert-imbalance {text} and --expert-loads {loads} say one thing twice: how busy "
+            "the busiest expert is follows from the rows of each; leave --expert-imbalance out"
+        )
+    return read_loads(loads)
 
 
 def only_of_arch(arch: str | None, given: Mapping[str, object]) -> None:

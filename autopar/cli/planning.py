@@ -12,6 +12,7 @@ from autopar.cli.options import (
     Arch,
     ClusterFile,
     ExpertImbalance,
+    ExpertLoads,
     Fix,
     GlobalBatch,
     Json,
@@ -59,6 +60,7 @@ def plan(
         ),
     ] = 1,
     expert_imbalance: ExpertImbalance = None,
+    expert_loads: ExpertLoads = None,
     compile: Annotated[
         bool,
         typer.Option(
@@ -86,8 +88,8 @@ def plan(
     fixed, how = pairs_of(fix or ()), parse_style(style)
     options = {"--searcher": searcher, "--allow-replicated": replicated, "--profile": profile}
     options |= {"--try": str(tries) if tries > 1 else None}
-    uneven = parse_imbalance(expert_imbalance)
-    options |= {"--expert-imbalance": expert_imbalance}
+    uneven = parse_imbalance(expert_imbalance, expert_loads)
+    options |= {"--expert-imbalance": expert_imbalance, "--expert-loads": expert_loads}
     if _priced_alone(model, cluster, fixed, how, options, json, output):
         return
     check_output(output)
@@ -193,6 +195,7 @@ def estimate(
         int | None, typer.Option("--seq", help="Tokens of a sequence, whatever a file says.")
     ] = None,
     expert_imbalance: ExpertImbalance = None,
+    expert_loads: ExpertLoads = None,
     json: Json = False,
 ) -> None:
     """Predicted time and memory; nothing is written. Exit code 3 where it does not fit.
@@ -207,9 +210,9 @@ def estimate(
             f"it got {'neither' if model is None else 'both'}"
         )
     replicated, how = tuple(allow_replicated or ()), parse_style(style)
-    uneven = parse_imbalance(expert_imbalance)
+    uneven = parse_imbalance(expert_imbalance, expert_loads)
     of_a_search = {"--searcher": searcher, "--allow-replicated": replicated, "--profile": profile}
-    of_a_search |= {"--expert-imbalance": expert_imbalance}
+    of_a_search |= {"--expert-imbalance": expert_imbalance, "--expert-loads": expert_loads}
     _check_read(model, of_a_search, {"--global-batch": global_batch, "--precision": precision})
     varied = {"--devices": devices, "--batch-tokens": batch_tokens, "--seq": seq}
     if model is not None and all(value is None for value in varied.values()):

@@ -125,8 +125,12 @@ def _remember_routes(
     mean, worst = result.routes["mean"], result.routes["worst"]
     with ProfileDb(database, warn) as db:
         model, steps = plan.fingerprints.model, len(result.losses)
-        db.add(machine, *rows_of(model, mean, worst, steps, now))
-    return f"; the busiest expert's rows over the mean, {mean:.2f} (at worst {worst:.2f}), too"
+        db.add(machine, *rows_of(model, mean, worst, steps, now, result.expert_loads))
+    each = f", and those of each expert of {len(result.expert_loads)} layers"
+    return (
+        f"; the busiest expert's rows over the mean, {mean:.2f} (at worst {worst:.2f})"
+        f"{each if result.expert_loads else ''}, too"
+    )
 
 
 def libraries() -> str | None:

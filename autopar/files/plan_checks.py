@@ -19,6 +19,7 @@ from autopar.nouns.axes import AXES
 from autopar.nouns.choices import made
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.errors import UserError
+from autopar.nouns.expert_placement import ExpertPlacement
 from autopar.nouns.graph import Graph
 from autopar.nouns.kinds import OF_ROWS
 from autopar.nouns.mesh import Mesh
@@ -59,12 +60,36 @@ def from_json(text: str) -> Plan:
             if isinstance(record, dict) and isinstance(record.get("recompute"), str):
                 where, framework = f"{name}[{i}].recompute", str(data.get("framework"))
                 record["recompute"] = _recompute(where, record["recompute"], framework)
+    _read_experts(data)
     try:
         (plan,) = _ONE.validate_json(json.dumps([data]), strict=True)
     except ValidationError as error:
         raise BadPlan("; ".join(sentences(error, Plan, {}, within=1))) from None
     check_values(plan)
     return plan
+
+
+def _read_experts(data: dict[str, Any]) -> None:
+    """Texts of rows by expert, and of where experts are, as what they say."""
+    placement = _texts(data.get("expert_placement"))
+    for name, text in placement.items():
+        try:
+            placement[name] = {"ranks": ExpertPlacement.parse(str(text)).ranks}
+        except ValueError as error:
+            raise _bad(f"expert_placement[{name!r}]", text, str(error)) from None
+    imbalance = data.get("expert_imbalance")
+    loads = _texts(imbalance.get("loads") if isinstance(imbalance, dict) else None)
+    for name, text in loads.items():
+        try:
+            loads[name] = tuple(map(float, str(text).split()))
+        except ValueError:
+            where = f"expert_imbalance.loads[{name!r}]"
+            raise _bad(where, text, "numbers, as in '12 0 7'") from None
+
+
+def _texts(table: Any) -> dict[str, Any]:
+    """A table to be read; what is none is told by whoever reads the rest."""
+    return table if isinstance(table, dict) else {}
 
 
 def check_values(plan: Plan) -> None:
@@ -84,6 +109,9 @@ def check_values(plan: Plan) -> None:
         raise _bad("stages", [], "one stage or more")
     if not plan.spreads:
         raise _bad("spreads", [], "one spread or more")
+    for name, loads in (plan.expert_imbalance.loads if plan.expert_imbalance else {}).items():
+        if not all(0 <= rows < math.inf for rows in loads):
+            raise _bad(f"expert_imbalance.loads[{name!r}]", loads, "rows, 0 or more")
     for i, spread in enumerate(plan.spreads):
         _check_mesh(f"spreads[{i}].mesh", spread.mesh)
         for table in ("pieces", "expert_pieces"):

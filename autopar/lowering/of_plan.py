@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from autopar.lowering.lowered import Lowered, LoweredOp, LoweringError
+from autopar.lowering.placed_experts import check_placement
 from autopar.lowering.precision import at_precision
 from autopar.lowering.spread import lower
 from autopar.nouns.axes import SEQUENCES
@@ -20,7 +21,7 @@ from autopar.rules.kernels import kernels_in, with_kernels, wrong_kernels
 from autopar.rules.loss_heads import in_chunks
 from autopar.rules.narrow import local_of, narrow_of, possible, with_recipes
 from autopar.rules.pieces import BatchMixed
-from autopar.rules.uneven_routes import with_imbalance
+from autopar.rules.uneven_routes import as_placed, with_imbalance
 
 
 def planned_graph(plan: Plan, captured: Graph) -> Graph:
@@ -33,7 +34,9 @@ def planned_graph(plan: Plan, captured: Graph) -> Graph:
     graph = with_mlp_chunks(graph, plan.mlp_chunks)
     for where, against in wrong_kernels(graph, plan.kernels):
         raise LoweringError(f"kernels.{where} is {plan.kernels[where]!r}, and {against}")
-    graph = with_kernels(with_imbalance(graph, plan.expert_imbalance), plan.kernels)
+    order = as_placed(plan.expert_placement)
+    graph = with_imbalance(graph, plan.expert_imbalance, order, plan.device_count)
+    graph = with_kernels(graph, plan.kernels)
     try:
         graph = with_recipes(graph, plan.recipes)
     except KeyError as error:
@@ -54,6 +57,7 @@ def batch_dims(batch: Iterable[BatchEntry]) -> dict[str, int]:
 def lowered_plan(plan: Plan, graph: Graph, dims: dict[str, int]) -> Lowered:
     """What follows from ``plan`` for a `planned_graph`. Raises `LoweringError`."""
     lowered = lower(graph, plan.spreads[0], plan.microbatches, plan_cut(plan, graph, dims))
+    check_placement(lowered, plan.expert_placement)
     check_recipes(lowered)
     for where in kernels_beside_calls(lowered):
         raise LoweringError(

@@ -6,11 +6,12 @@ Whoever prints, compares, exports or checks plans goes by this table; a new choi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from autopar.nouns.buckets import MIB, bucket_text
+from autopar.nouns.expert_placement import ExpertPlacement
 from autopar.nouns.kernels import kernel_of, kernels_text
 from autopar.nouns.layout import REDUCE, WORDS
 from autopar.nouns.pieces import pieces_text, routed_text
@@ -19,6 +20,8 @@ from autopar.nouns.prefetch import PREFETCHES
 from autopar.nouns.recipes import Narrow, recipes_text
 from autopar.nouns.reduction import LIBRARY, ranks_inside, two_level_of
 
+_LONGEST = 40
+"""Of a placement's text that is shown whole."""
 Wrong = tuple[str, Any, str]
 """Where in ``plan.json``, what stands there, and what may."""
 
@@ -105,6 +108,14 @@ def _routed_aside(pieces: dict[str, int]) -> str:
     )
 
 
+def _placed_text(placement: Mapping[str, ExpertPlacement]) -> str:
+    """``0 3 | 1 2 of layers.1.mlp, and 3 more layers``"""
+    (name, first), *others = placement.items()
+    shown = str(first) if len(str(first)) <= _LONGEST else f"{len(first.experts)} experts"
+    more = f", and {len(others)} more layer{'s' if len(others) > 1 else ''}" if others else ""
+    return f"{shown} of {name}{more}"
+
+
 def _wrong_slices(slices: int) -> Iterator[Wrong]:
     if slices < 2:
         yield "seq_slices", slices, "a whole number from 2, or null"
@@ -172,6 +183,12 @@ CHOICES = (
     ),
     Choice(
         "expert_pieces", "experts", "tokens at once", routed_text, _routed_words, _routed_aside,
+        _none,
+    ),
+    Choice(
+        "expert_placement", "experts on ranks", "in order", _placed_text,
+        lambda p: f"by load: {_placed_text(p)}",
+        lambda p: f"expert_placement=load of {len(p)} layers: the trainer has experts in order",
         _none,
     ),
     Choice(

@@ -14,12 +14,18 @@ of experts are alike in spread and independent but for their sum, the load of a 
 which is 1 on one rank and I where each has one expert. It is never below
 ``1 + (I - 1) (n - 1) / (E - 1)``, what a rank has whose other experts have the mean. Assumed: that
 neighbours are not busy together, and that nothing places experts by their load.
+
+Where the rows of each expert of a layer are known, a rank's are their sum, and what the formula
+assumes is not needed. It is then asked for what the sums do not have alone: by how much the busiest
+expert of one step has more than these rows say (`Imbalance.beyond`), which is of other experts in
+each step.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from autopar.nouns.errors import UserError
 
@@ -38,15 +44,27 @@ class Imbalance:
     """Rows of the busiest expert over the mean: of a step in the mean, and of the worst step.
 
     source: who says so, for people.
+    loads:  rows of each expert of a layer, by the name of the module that holds them; layers that
+            are not named are as the rest says.
     """
 
     mean: float
     worst: float
     source: str = ""
+    loads: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
     @property
     def even(self) -> bool:
         return self.mean == self.worst == 1.0
+
+    @property
+    def beyond(self) -> tuple[float, float]:
+        """Of a step in the mean, and of the worst: what its busiest expert has above what that of
+        the loads has in the mean of layers; 0 where it has none."""
+        if not self.loads:
+            return 0.0, 0.0
+        known = sum(map(busiest_expert, self.loads.values())) / len(self.loads)
+        return max(0.0, self.mean - known), max(0.0, self.worst - known)
 
     def __str__(self) -> str:
         """``1.3:1.6``, which `parse` reads."""
@@ -70,9 +88,27 @@ def parse(text: str, source: str = "--expert-imbalance") -> Imbalance:
     return Imbalance(mean, worst, source + assumed)
 
 
+def of_loads(loads: Mapping[str, tuple[float, ...]], source: str) -> Imbalance:
+    """What rows of experts alone say: their busiest in the mean of layers; the worst step's is
+    assumed."""
+    mean = sum(map(busiest_expert, loads.values())) / len(loads)
+    worst = 1 + WORST_OF_MEAN * (mean - 1)
+    return Imbalance(mean, worst, f"{source}; the worst step's is assumed", loads)
+
+
+def busiest_expert(loads: tuple[float, ...]) -> float:
+    """Rows of the busiest of a layer's experts over the mean; 1 without any."""
+    total = sum(loads)
+    return max(loads) * len(loads) / total if total else 1.0
+
+
 def busiest_rank(busiest_expert: float, experts: int, ranks: int) -> float:
     """I(n) of the head of this file."""
+    return min(float(ranks), 1 + (busiest_expert - 1) * spread(experts, ranks))
+
+
+def spread(experts: int, ranks: int) -> float:
+    """What a rank's load spreads by, where an expert's does by 1, at their largest."""
     if ranks == 1 or experts == 1:
-        return 1.0
-    spread = (ranks - 1) / (experts - 1) * math.log(ranks) / math.log(experts)
-    return min(float(ranks), 1 + (busiest_expert - 1) * math.sqrt(spread))
+        return 0.0
+    return math.sqrt((ranks - 1) / (experts - 1) * math.log(ranks) / math.log(experts))

@@ -11,6 +11,7 @@
            | "mlp_chunks=" none, or how many         see `autopar.rules.feed_forwards`
            | "tp_pieces=" 1, 2, 4 or 8               see `autopar.lowering.pieces`
            | "expert_pieces=" 1, 2, 4 or 8           see `autopar.lowering.routed_pieces`
+           | "expert_placement=" load or order       see `autopar.nouns.expert_placement`
            | "seq_slices=" a whole number from 1     see `autopar.lowering.sequence_slices`
            | "reduce=" float32, bfloat16 or float16
            | "all_reduce=" library or two-level     see `autopar.nouns.reduction`
@@ -49,6 +50,7 @@ from autopar.nouns.axes import (
 )
 from autopar.nouns.buckets import bucket_text, parse_bucket
 from autopar.nouns.errors import UserError, did_you_mean
+from autopar.nouns.expert_placement import BY_LOAD, IN_ORDER
 from autopar.nouns.offload import OFFLOAD
 from autopar.nouns.pieces import COUNTS
 from autopar.nouns.prefetch import PREFETCHES
@@ -61,6 +63,7 @@ RING_RANKS = "cp_ring"
 CHUNKS, MLP_CHUNKS, NO_CHUNKS = "loss_chunks", "mlp_chunks", "none"
 BUCKET, REDUCE, ALL_REDUCE = "bucket", "reduce", "all_reduce"
 PIECES, EXPERT_PIECES, SEQ_SLICES = "tp_pieces", "expert_pieces", "seq_slices"
+EXPERT_PLACEMENT = "expert_placement"
 ATTENTION_BY, KERNELS, PREFETCH = "attention", "kernels", "prefetch"
 PRECISION = "precision"
 DEGREES = (REPLICATE, SHARD, TENSOR, CONTEXT, EXPERT, PIPELINE)
@@ -74,6 +77,7 @@ _MEANS: Mapping[str, str] = MappingProxyType(
         ALL_REDUCE: " (by which replicas add up gradients)",
         PIECES: " (of rows, that a tensor-parallel collective runs in beside its products)",
         EXPERT_PIECES: " (of tokens, that travel to their experts while others are computed with)",
+        EXPERT_PLACEMENT: " (experts on ranks by their measured rows, or in their order)",
         PREFETCH: " (units ahead that FSDP2 gathers parameters)",
         PRECISION: " (by which linear layers run in 8 bits, as far as they gain)",
         "offload": " (what is in host memory between steps)",
@@ -126,6 +130,8 @@ class Pins:
     """Of rows, that tensor-parallel collectives run in beside products."""
     expert_pieces: int | None = None
     """Of tokens, that travel to their experts while others are computed with."""
+    expert_placement: str | None = None
+    """Experts on ranks by their rows, or in their order."""
     seq_slices: int | None = None
     """Of sequences, that pass the stages of a pipeline one after the other."""
     reduce: str | None = None
@@ -165,8 +171,8 @@ def _text(name: str, value: Any) -> str:
 
 NAMES = tuple(one.name for one in fields(Pins))
 OF_PROGRAMS = (
-    CHUNKS, MLP_CHUNKS, BUCKET, PIECES, EXPERT_PIECES, SEQ_SLICES, REDUCE, ALL_REDUCE, ATTENTION_BY,
-    KERNELS, PREFETCH, PRECISION,
+    CHUNKS, MLP_CHUNKS, BUCKET, PIECES, EXPERT_PIECES, EXPERT_PLACEMENT, SEQ_SLICES, REDUCE,
+    ALL_REDUCE, ATTENTION_BY, KERNELS, PREFETCH, PRECISION,
 )  # fmt: skip
 """What a program does on top of its layout."""
 _NOT_OF_LAYOUTS = ("microbatches", RING_RANKS, *OF_PROGRAMS)
@@ -180,6 +186,7 @@ WORDS: Mapping[str, Sequence[str]] = MappingProxyType(
         "uneven": _SWITCH[::-1],
         PIECES: tuple(map(str, COUNTS)),
         EXPERT_PIECES: tuple(map(str, COUNTS)),
+        EXPERT_PLACEMENT: (BY_LOAD, IN_ORDER),
         REDUCE: ("float32", "bfloat16", "float16"),
         ALL_REDUCE: ALL_REDUCES,
         PREFETCH: tuple(map(str, PREFETCHES)),

@@ -26,6 +26,7 @@ from autopar.nouns.axes import (
     SHARD,
     TENSOR,
 )
+from autopar.nouns.expert_placement import ExpertPlacement
 from autopar.nouns.imbalance import Imbalance
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.offload import OFFLOAD
@@ -168,6 +169,8 @@ class Prediction:
     optimizer_time_s: float = 0.0
     waiting_time_s: float = 0.0
     """Of ranks for the slowest, where they meet."""
+    placing_saves_s: float = 0.0
+    """Of a step with experts in their order, where the plan places them by their rows."""
 
     @property
     def backward_time_s(self) -> float:
@@ -209,6 +212,8 @@ class Plan:
                   declares them.
     clip_norm:    largest norm of the whole gradient, whose parts one more collective adds up.
     expert_imbalance: how unevenly routes were taken to go to experts; None: evenly.
+    expert_placement: by the module that holds a layer's experts, which rank has which
+                  (`autopar.nouns.expert_placement`), as ``0 5 | 1 4``; others lie in order.
     loss_chunks:  of rows that the model's last product and its loss are taken in, one after the
                   other (`autopar.rules.loss_heads`); None: logits are made whole.
     mlp_chunks:   of tokens that feed-forward parts run in, one after the other
@@ -246,6 +251,7 @@ class Plan:
     cluster_file: str = ""
     actions: tuple[str, ...] = ()
     expert_imbalance: Imbalance | None = None
+    expert_placement: Mapping[str, ExpertPlacement] = field(default_factory=dict)
     loss_chunks: int | None = None
     mlp_chunks: int | None = None
     bucket_bytes: int | None = None
@@ -323,8 +329,14 @@ def as_data(plan: Plan) -> dict[str, Any]:
     what only those with uneven routes, a loss or MLPs in chunks, slices of sequences, other buckets
     or other sums, recipes or kernels have."""
     data = dataclasses.asdict(plan)
-    if not plan.kernels:
-        del data["kernels"]
+    data["expert_placement"] = {name: str(own) for name, own in plan.expert_placement.items()}
+    for rare in ("kernels", "expert_placement"):
+        if not getattr(plan, rare):
+            del data[rare]
+    if plan.expert_imbalance is not None:
+        data["expert_imbalance"]["loads"] = _loads_text(plan.expert_imbalance)
+        if not plan.expert_imbalance.loads:
+            del data["expert_imbalance"]["loads"]
     for rare in _RARE:
         if getattr(plan, rare) is None:
             del data[rare]
@@ -336,10 +348,19 @@ def as_data(plan: Plan) -> dict[str, Any]:
         record["recompute"] = None if own.recompute is None else str(own.recompute)
         if own.offload == OFFLOAD[0]:
             del record["offload"]
+    if not plan.prediction.placing_saves_s:
+        del data["prediction"]["placing_saves_s"]
     memory = data["prediction"]["memory_bytes"]
     if not memory["host"]:
         del memory["host"], memory["host_limit"]
     return data
+
+
+def _loads_text(imbalance: Imbalance) -> dict[str, str]:
+    """``12 0 7.5``, a layer a line."""
+    return {
+        name: " ".join(f"{rows:.12g}" for rows in loads) for name, loads in imbalance.loads.items()
+    }
 
 
 def _pairs(data: dict[str, Any], plan: Plan, name: str) -> Iterator[tuple[dict[str, Any], Any]]:

@@ -38,6 +38,7 @@ from autopar.planner.ask.sequences import cuts_along, every_cut, in_slices
 from autopar.planner.ask.unruled import check_allowed, check_registered, unruled
 from autopar.planner.made import plan_of
 from autopar.planner.search.expert_pieces import check_expert_pieces, check_expert_pins
+from autopar.planner.search.expert_placement import check_placement_pin, order_of
 from autopar.planner.search.kernels import asked_kernels
 from autopar.planner.search.loss_chunks import asked_chunks, check_rows, searched_in_chunks
 from autopar.planner.search.mlp_chunks import (
@@ -187,6 +188,7 @@ def plan_captured(
     check_pins(pins, workload, cluster)
     check_tp_pieces(pins, workload.framework, style)
     check_expert_pins(pins, workload.framework)
+    check_placement_pin(pins, workload.framework, options.imbalance)
     check_slices(pins, workload.framework, style)
     base = at_precision(keep_whole(captured.graph, missing), workload.precision)
     batch_dims = {e.name: e.batch_dim for e in captured.batch if e.batch_dim is not None}
@@ -205,7 +207,7 @@ def plan_captured(
     of = batch_dims, pins, workload.framework, style, progress
     answered = searched_seq_slices(answered, with_slices, *of)
     question, outcome, chunks = answered.question, answered.outcome, answered.loss_chunks
-    on_top = chosen(question, outcome)
+    on_top = chosen(question, outcome, options.imbalance)
     question, outcome = on_top.question, on_top.outcome
     made = plan_of(outcome, question, captured, workload, workload_ref, style, missing)
     made = replace(
@@ -213,6 +215,7 @@ def plan_captured(
         expert_imbalance=options.imbalance,
         loss_chunks=chunks,
         mlp_chunks=answered.mlp_chunks,
+        prediction=replace(made.prediction, placing_saves_s=on_top.placing_saves_s),
         **on_top.decisions,
     )
     against = (*_against(flow, obstacle, mixed), *outcome.alarms)
@@ -317,7 +320,8 @@ def _by_kernels(
     """The graph with how uneven routes are, and what its ops may or are to run by."""
     if options.imbalance is not None:
         check_imbalance(graph, options.imbalance)
-        graph = with_imbalance(graph, options.imbalance)
+        devices = cluster.device_count
+        graph = with_imbalance(graph, options.imbalance, order_of(pins), devices)
     framework = workload.framework
     style = options.style or style_of(framework)
     graph = asked_recipe(graph, pins.precision, framework, style, workload.precision, cluster)

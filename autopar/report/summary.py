@@ -22,7 +22,7 @@ from autopar.nouns.zero import ZERO
 from autopar.pricing.offload import streamed_s
 from autopar.report.parts import time_parts
 from autopar.report.render import indented, table
-from autopar.report.routes import routes_text
+from autopar.report.routes import placement_object, placement_text, routes_text
 from autopar.report.units import count, degrees, duration, percent, size
 
 
@@ -50,10 +50,12 @@ def summary_object(
         "recompute": plan.each("recompute"),
         "offload": plan.each("offload"),
         **{choice.field: getattr(plan, choice.field) for choice in CHOICES},
+        "expert_placement": {name: str(own) for name, own in plan.expert_placement.items()},
         "style": plan.style,
         "precision": plan.precision,
         "searcher": plan.searcher,
         "expert_imbalance": plan.expert_imbalance and asdict(plan.expert_imbalance),
+        "placing_experts": placement_object(plan),
         "time_band_s": list(predicted.time_band_s),
         "memory_band_bytes": list(predicted.memory_band_bytes),
         "memory_bytes": {
@@ -123,6 +125,8 @@ def _decisions(plan: Plan, cluster: Cluster) -> RenderableType:
     rows.add_row("precision", f"{plan.precision}, {plan.optimizer}")
     if plan.expert_imbalance is not None:
         rows.add_row("routes", routes_text(plan.expert_imbalance))
+    if placing := placement_text(plan):
+        rows.add_row("placing experts", placing)
     return rows
 
 

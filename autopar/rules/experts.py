@@ -28,8 +28,8 @@ _WAYS: tuple[Literal["forward", "backward"], ...] = ("forward", "backward")
 STAYS = "stays"
 """The attr of experts to which no tokens travel: programs have no all-to-all of uneven rows."""
 IMBALANCE = "imbalance"
-"""The attr of ``(mean, worst)`` where routes are known to be uneven: see `autopar.nouns.imbalance`.
-Programs do not have it."""
+"""The attr of what `Routed` has beside its factor, where routes are known to be uneven: ``(mean,
+worst)``, and those of ranks where loads are known. Programs do not have it."""
 
 
 def _experts(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:

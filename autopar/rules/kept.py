@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from autopar.nouns.imbalance import busiest_rank
+
 _GROUPS = (list, tuple, set, frozenset, range)
 
 
@@ -78,8 +80,20 @@ class Chunked(TupleRecord):
 @dataclass(frozen=True, slots=True)
 class Routed(TupleRecord):
     """Rows that go to indices of ``factor`` unevenly, those of the busiest over the mean: in the
-    mean of steps, and in the worst one; see `autopar.nouns.imbalance`."""
+    mean of steps, and in the worst one; see `autopar.nouns.imbalance`.
+
+    of_ranks: the same of ranks that share the indices, where their rows are known: (ranks, in the
+              mean, in the worst).
+    """
 
     factor: str
     mean: float
     worst: float
+    of_ranks: tuple[tuple[int, float, float], ...] = ()
+
+    def busiest(self, indices: int, ranks: int, *, worst: bool) -> float:
+        """Of so many ranks that share so many indices."""
+        for known, mean, most in self.of_ranks:
+            if known == ranks:
+                return most if worst else mean
+        return busiest_rank(self.worst if worst else self.mean, indices, ranks)

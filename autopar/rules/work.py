@@ -17,7 +17,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from autopar.nouns.graph import DTYPE_BYTES, Op, Tensor
-from autopar.nouns.imbalance import busiest_rank
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.sharding import Sharding
 from autopar.rules.implementations.kernels import ATTR, kernel_for
@@ -357,7 +356,7 @@ def busiest(
     splits = ((axis, bound.splits(choice)) for axis, choice in strategy.choices)
     over = [a for a, split in splits if routed.factor in split and not (home and len(split) > 1)]
     experts = bound.factors[routed.factor].size
-    return busiest_rank(routed.worst if worst else routed.mean, experts, mesh.ways(over))
+    return routed.busiest(experts, mesh.ways(over), worst=worst)
 
 
 def kept_share(rule: Rule, strategy: Strategy, mesh: Mesh) -> float:

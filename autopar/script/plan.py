@@ -25,6 +25,7 @@ def plan(
     profile: str | PathLike[str] | None = None,
     style: str | None = None,
     expert_imbalance: float | str | None = None,
+    expert_loads: str | PathLike[str] | None = None,
     **training: Any,
 ) -> PlanFolder:
     """The fastest plan that fits, written to ``folder`` with its program.
@@ -44,6 +45,8 @@ def plan(
               gradients in one place.
     expert_imbalance: rows of a layer's busiest expert over those of its mean expert, ``1.3``, or
               ``"1.3:1.8"`` with that of the worst step; None: as ``profile`` has it, else even.
+    expert_loads: a file of the rows of each expert, in place of that: by the module that holds a
+              layer's experts, a list. They may then be placed on ranks by it.
     training: other fields of `Workload`: ``optimizer``, ``clip_norm``, ``precision``, ``seed`` ...
               ``optimizer`` may also be the one that `autopar.load` gets, of torch or optax: memory
               is then priced by what it keeps.
@@ -75,7 +78,10 @@ def plan(
             None if profile is None else Path(profile),
             style=parse_style(style),
             workload=workload,
-            imbalance=parse_imbalance(None if expert_imbalance is None else str(expert_imbalance)),
+            imbalance=parse_imbalance(
+                None if expert_imbalance is None else str(expert_imbalance),
+                None if expert_loads is None else Path(expert_loads),
+            ),
         )
         files, _ = plan_files(result, target)
         write_plan(result, target, files)

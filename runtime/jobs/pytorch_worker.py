@@ -80,6 +80,7 @@ def train(options: dict[str, Any], results: Path) -> None:
         "memory_is": MEMORY_IS[kind],
         "memory_compares": kind == "cpu",
         "routes": routes.imbalance(trainer.ranks),
+        "expert_loads": routes.loads(trainer.ranks),
     }
     if first:
         (results / "result.json").write_text(json.dumps(result))

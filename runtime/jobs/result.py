@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from autopar.nouns.style import Style
@@ -17,7 +17,8 @@ class RunResult:
     are medians on the first rank, by `autopar.runtime.pytorch.phases`; empty where not told apart.
     ``style``: how the program was executed. ``routes``: rows of the busiest expert over those of
     the mean, ``mean`` of all calls and ``worst``; likewise of the ``ranks`` that share a layer's
-    experts, ``rank_mean`` and ``rank_worst``; empty without experts.
+    experts, ``rank_mean`` and ``rank_worst``; empty without experts. ``expert_loads``: rows of each
+    expert of a layer, by the module that holds them.
     """
 
     losses: tuple[float, ...]
@@ -31,3 +32,4 @@ class RunResult:
     memory_compares: bool = True
     style: Style = "eager"
     routes: Mapping[str, float] = field(default_factory=dict)
+    expert_loads: Mapping[str, Sequence[int]] = field(default_factory=dict)

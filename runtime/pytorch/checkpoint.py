@@ -43,6 +43,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from autopar.runtime.pytorch.agreement import together
+from autopar.runtime.pytorch.expert_places import Order, runs
 from autopar.runtime.pytorch.optimizer_state import optimizer_state, set_steps
 from autopar.runtime.pytorch.parameters import Region, region_shape
 from autopar.runtime.pytorch.recording import named_tensors
@@ -64,11 +65,13 @@ BROKEN = (OSError, RuntimeError, ValueError, KeyError, CheckpointException)
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A local tensor as the ``region`` of a tensor of global ``shape``."""
+    """A local tensor as the ``region`` of a tensor of global ``shape``; of experts that are placed
+    by place, with the ``order`` in which they lie."""
 
     tensor: torch.Tensor
     region: Region
     shape: tuple[int, ...]
+    order: Order = None
 
     @staticmethod
     def whole(tensor: torch.Tensor) -> Piece:
@@ -83,8 +86,26 @@ class Piece:
     def empty(self) -> bool:
         return 0 in region_shape(self.region)
 
+    def parts(self) -> list[Piece]:
+        """The same in the order of the model, as views: one where it lies so."""
+        if self.order is None:
+            return [self]
+        cut = runs(self.region, self.order)
+        return [Piece(self.tensor[rows], region, self.shape) for rows, region in cut]
+
 
 Pieces = Mapping[str, Piece]
+
+
+def parts_of_all(pieces: Pieces) -> list[tuple[str, Piece]]:
+    """All that is not empty as files have it, each name as often as its parts."""
+    every = ((name, part) for name, piece in pieces.items() for part in piece.parts())
+    return [(name, part) for name, part in every if not part.empty]
+
+
+def _by_chunk(pieces: Pieces) -> dict[tuple[str, torch.Size], torch.Tensor]:
+    """Tensors by name and where they begin in the whole."""
+    return {(name, part.chunk.offsets): part.tensor for name, part in parts_of_all(pieces)}
 
 
 class _Saver(DefaultSavePlanner):
@@ -92,7 +113,8 @@ class _Saver(DefaultSavePlanner):
 
     def __init__(self, pieces: Pieces) -> None:
         super().__init__()
-        self._pieces = pieces
+        self._pieces = parts_of_all(pieces)
+        self._tensors = _by_chunk(pieces)
 
     def create_local_plan(self) -> SavePlan:
         items = [
@@ -105,14 +127,14 @@ class _Saver(DefaultSavePlanner):
                     torch.Size(piece.shape),
                 ),
             )
-            for name, piece in self._pieces.items()
-            if not piece.empty
+            for name, piece in self._pieces
         ]
         self.plan = SavePlan(items, planner_data={})
         return self.plan
 
     def lookup_object(self, index: MetadataIndex) -> Any:
-        return self._pieces[index.fqn].tensor
+        assert index.offset is not None
+        return self._tensors[index.fqn, index.offset]
 
 
 class _Loader(DefaultLoadPlanner):
@@ -121,13 +143,15 @@ class _Loader(DefaultLoadPlanner):
     def __init__(self, pieces: Pieces) -> None:
         super().__init__()
         self._pieces = pieces
+        self._tensors = _by_chunk(pieces)
 
     def create_local_plan(self) -> LoadPlan:
         assert self.metadata is not None
         return LoadPlan(_read_items(self.metadata, self._pieces))
 
     def lookup_tensor(self, index: MetadataIndex) -> torch.Tensor:
-        return self._pieces[index.fqn].tensor
+        assert index.offset is not None
+        return self._tensors[index.fqn, index.offset]
 
 
 class HalfLoaded(CheckpointError):
@@ -138,9 +162,7 @@ class HalfLoaded(CheckpointError):
 def _read_items(metadata: Metadata, pieces: Pieces) -> list[ReadItem]:
     """Which parts of which chunks this rank reads. Raises `CheckpointError` for a hole."""
     items: list[ReadItem] = []
-    for name, piece in pieces.items():
-        if piece.empty:
-            continue
+    for name, piece in parts_of_all(pieces):
         stored = metadata.state_dict_metadata[name]
         assert isinstance(stored, TensorStorageMetadata)
         own = create_read_items_for_chunk_list(name, stored, [piece.chunk])

@@ -38,7 +38,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from autopar.runtime.pytorch import ranks, transport
 from autopar.runtime.pytorch.routed_rows import note
@@ -119,13 +119,17 @@ def inverse(order: Tensor) -> Tensor:
 
 
 def routes_of_each(
-    pieces: Sequence[Tensor], own: int, held: Axes = (), dispatch: Axes = ()
+    pieces: Sequence[Tensor],
+    own: int,
+    held: Axes = (),
+    dispatch: Axes = (),
+    layer: nn.Module | None = None,
 ) -> tuple[Routes, ...]:
     """Of pieces of the tokens, as many on every rank, each [n, k] of whole numbers of experts,
     where this rank has ``own`` of them. Their numbers of rows go ahead together.
 
-    Every rank along ``dispatch`` must ask, also one without tokens. Raises `ProgramError` where an
-    axis is named twice.
+    ``layer``: whose rows they are, for a run that counts. Every rank along ``dispatch`` must ask,
+    also one without tokens. Raises `ProgramError` where an axis is named twice.
     """
     over, across = _in_mesh(held), _in_mesh(dispatch)
     if set(over) & set(across):
@@ -163,7 +167,7 @@ def routes_of_each(
                 not over,
             )
         )
-    note(torch.stack([routes.rows for routes in made]).sum(0), _in_mesh((*over, *across)))
+    note(torch.stack([routes.rows for routes in made]).sum(0), _in_mesh((*over, *across)), layer)
     return tuple(made)
 
 

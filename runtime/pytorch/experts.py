@@ -6,11 +6,13 @@ from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from autopar.runtime.pytorch.accelerators import multiplies_groups
 from autopar.runtime.pytorch.dispatch import Axes, Going, Routes, inverse, routes_of_each
+from autopar.runtime.pytorch.expert_places import holder_of, in_places
 from autopar.runtime.pytorch.halves import traded
+from autopar.runtime.pytorch.routed_rows import is_noting
 from autopar.runtime.shared.settings import ProgramError
 
 
@@ -31,6 +33,7 @@ def experts(
     dispatch: Axes = (),
     halves: Axes = (),
     pieces: int = 1,
+    layer: nn.Module | None = None,
 ) -> Tensor:
     """``sum_k weights[n, k] * (gate(x[n] up[e]^T + up_bias[e]) down[e]^T + down_bias[e])`` for
     each token n, with ``e = index[n, k]``.
@@ -59,6 +62,10 @@ def experts(
     pieces:     of the tokens, one after the other: while rows of one travel, those of another are
                 computed with, in backward too.
 
+    layer:      the module that holds the matrices, where its experts are placed
+                (`autopar.runtime.pytorch.expert_places`): a rank's piece is by place, and ``index``
+                has the model's numbers all the same.
+
     Where several axes split experts, the mesh's outermost cuts first. An axis may split f beside
     them in other forms (or with "halves" each half apart, so that a piece has a gate and what it
     gates): the result is then a sum over it too, for which ``down_bias`` must be None.
@@ -78,8 +85,9 @@ def experts(
         h = gate(*_parts(h, reads)).to(x.dtype)
         return _products(h, routes.rows, down, down_bias, transposed)
 
-    cut = [t.tensor_split(pieces) for t in (x, index, weights)]
-    each = routes_of_each(cut[1], len(up), held, dispatch)
+    cut = [t.tensor_split(pieces) for t in (x, in_places(index, layer), weights)]
+    holder = holder_of(up) if layer is None and is_noting() else layer
+    each = routes_of_each(cut[1], len(up), held, dispatch, holder)
     return _in_pieces([*zip(*cut, strict=True)], each, computed)
 
 

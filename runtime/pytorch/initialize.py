@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from autopar.nouns.workload import Workload
+from autopar.runtime.pytorch.expert_places import Order, rows_of
 from autopar.runtime.pytorch.parameters import Region
 from autopar.runtime.pytorch.ranks import Ranks
 from autopar.runtime.pytorch.recording import Call, Record, Untrusted, View, named_tensors, record
@@ -25,16 +26,17 @@ from autopar.torch_private.tensors import tree_map_only
 @dataclass(frozen=True, slots=True)
 class Target:
     """Where the initial value of one piece goes: a local tensor, its region of the whole, and the
-    other tensors of this rank that hold the same."""
+    other tensors of this rank that hold the same; ``order``: of experts that are placed."""
 
     tensor: torch.Tensor
     region: Region
     twins: tuple[torch.Tensor, ...] = ()
+    order: Order = None
 
     def take(self, whole: torch.Tensor) -> None:
         """Writes the piece of the ``whole`` tensor."""
         for tensor in (self.tensor, *self.twins):
-            tensor.copy_(whole[self.region])
+            tensor.copy_(rows_of(whole, self.region, self.order))
 
 
 def initialize(

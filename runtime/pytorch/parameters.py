@@ -25,11 +25,13 @@ Region = tuple[slice, ...]
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """What a program says of a tensor: global shape, dtype, placement by model axis."""
+    """What a program says of a tensor: global shape, dtype, placement by model axis; ``placed``:
+    its first dim is of experts, which lie as the program's settings place them."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     sharding: Sharding
+    placed: bool = False
 
     def deferred_axes(self) -> tuple[str, ...]:
         """The axes over which the gradient is a partial sum on each rank until the step's end."""
@@ -62,14 +64,19 @@ _lifted: torch.dtype | None = None
 
 
 def Parameter(
-    shape: tuple[int, ...], sharding: str = "", dtype: str = "float32", trainable: bool = True
+    shape: tuple[int, ...],
+    sharding: str = "",
+    dtype: str = "float32",
+    trainable: bool = True,
+    placed: bool = False,
 ) -> nn.Parameter:
     """This rank's piece of a parameter of global ``shape``, without memory until it is stored.
 
     ``sharding`` speaks of model axes only: ``"tp:S0"`` split, ``""`` whole with a whole gradient,
     ``"tp:D"`` whole with a gradient that is a partial sum, summed over ``tp`` once a step.
+    ``placed``: rows of its first dim are experts, which lie as ``SETTINGS.placed`` has them.
     """
-    declared = _declare(shape, sharding, dtype)
+    declared = _declare(shape, sharding, dtype, placed)
     made = nn.Parameter(_piece(declared), requires_grad=trainable)
     _declared[id(made)] = (made, declared)
     return made
@@ -85,7 +92,7 @@ def Buffer(
     return made
 
 
-def _declare(shape: tuple[int, ...], sharding: str, dtype: str) -> Declared:
+def _declare(shape: tuple[int, ...], sharding: str, dtype: str, placed: bool = False) -> Declared:
     parsed, axes = Sharding.parse(sharding or "R"), ranks.current().named
     for axis, placement in parsed.placements:
         if placement.kind == "P" or (axis in BATCH and placement.kind != "S"):
@@ -98,7 +105,7 @@ def _declare(shape: tuple[int, ...], sharding: str, dtype: str) -> Declared:
                 f"sharding {sharding!r}: MESH has no axis {axis}, it has "
                 f"{', '.join(axes) or 'none'}; name one of these, or plan the model again"
             )
-    return Declared(tuple(shape), lifted_to(getattr(torch, dtype)), parsed)
+    return Declared(tuple(shape), lifted_to(getattr(torch, dtype)), parsed, placed)
 
 
 def lifted_to(dtype: torch.dtype) -> torch.dtype:

@@ -16,11 +16,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from autopar.nouns.axes import PIPELINE
 from autopar.runtime.pytorch import ranks, transport
 from autopar.runtime.pytorch.counting import not_counted
+from autopar.runtime.pytorch.expert_places import Layer, layer_of
 from autopar.runtime.pytorch.ranks import Ranks
 
 MOST_CALLS = 20_000
@@ -29,10 +30,12 @@ MOST_CALLS = 20_000
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Call:
-    """rows: [own experts] of this rank; ``axes`` split the layer's, outermost first."""
+    """rows: [own experts] of this rank; ``axes`` split the layer's, outermost first; ``layer``
+    holds their matrices, None where it is not known."""
 
     rows: Tensor
     axes: tuple[str, ...]
+    layer: nn.Module | None = None
 
 
 @dataclass(slots=True)
@@ -45,6 +48,33 @@ class RoutedRows:
         All ranks of the ``job`` must ask."""
         with ranks.using(job):
             return self._imbalance()
+
+    def loads(self, job: Ranks) -> dict[str, list[int]]:
+        """Rows of each expert of all calls, by the model's numbers and names of layers. All ranks
+        of the ``job`` must ask."""
+        with ranks.using(job):
+            own = self._loads()
+        every = [own]
+        if dist.is_initialized():
+            every = [{} for _ in range(dist.get_world_size())]
+            dist.all_gather_object(every, own)
+        return {name: rows for part in every for name, rows in sorted(part.items())}
+
+    def _loads(self) -> dict[str, list[int]]:
+        """Of the layers of this rank's stages."""
+        by_layer: dict[str, list[_Call]] = {}
+        known: dict[str, Layer] = {}
+        for call in self.calls:
+            if (layer := layer_of(call.layer)) is not None:
+                by_layer.setdefault(layer.name, []).append(call)
+                known[layer.name] = layer
+        loads = {}
+        for name, calls in sorted(by_layer.items()):
+            rows = _added(calls, calls[0].axes).sum(0).flatten()
+            places = known[name].places
+            ordered = rows if places is None else rows[places.cpu()]
+            loads[name] = [int(each) for each in ordered.tolist()]
+        return loads
 
     def _imbalance(self) -> dict[str, Any]:
         expert, rank = _Ratios(), _Ratios()
@@ -131,8 +161,13 @@ def noting() -> Iterator[RoutedRows]:
         _noted.pop()
 
 
-def note(rows: Tensor, axes: Sequence[str]) -> None:
-    """``rows`` by own expert of one call, whose experts are split over ``axes``, outermost first;
-    nothing where no run notes, or where routes have no values."""
+def is_noting() -> bool:
+    """Whether a run notes calls."""
+    return bool(_noted)
+
+
+def note(rows: Tensor, axes: Sequence[str], layer: nn.Module | None = None) -> None:
+    """``rows`` by own expert of one call of a ``layer``, whose experts are split over ``axes``,
+    outermost first; nothing where no run notes, or where routes have no values."""
     if _noted and not rows.is_meta:
-        _noted[-1].calls.append(_Call(rows.detach(), tuple(axes)))
+        _noted[-1].calls.append(_Call(rows.detach(), tuple(axes), layer))

@@ -100,15 +100,13 @@ def _part(name: str, view: torch.Tensor, whole: torch.Tensor) -> Part | None:
     return None if axes or rest else Part(name, tuple(region), tuple(stacked))
 
 
-def in_parts(pieces: Pieces, parts: Parts) -> dict[str, Piece]:
+def in_parts(pieces: Pieces, parts: Parts) -> list[tuple[str, Piece]]:
     """``pieces`` by the names of files: of a parameter that is saved in ``parts``, what this rank
-    has of each, as views."""
-    made: dict[str, Piece] = {}
+    has of each, as views. Of what does not lie as in files, a name as often as it is cut."""
+    made: list[tuple[str, Piece]] = []
     for name, piece in pieces.items():
-        if name in parts:
-            made.update(_of_parts(piece, parts[name]))
-        else:
-            made[name] = piece
+        for own in piece.parts():
+            made += _of_parts(own, parts[name]) if name in parts else [(name, own)]
     return made
 
 

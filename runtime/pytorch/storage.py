@@ -35,6 +35,7 @@ from autopar.lowering.state import split_of
 from autopar.nouns.prefetch import USUAL
 from autopar.runtime.pytorch.bucket_sums import BucketSums
 from autopar.runtime.pytorch.carried import write_carried
+from autopar.runtime.pytorch.expert_places import name_layers
 from autopar.runtime.pytorch.gathered_ahead import gather_ahead
 from autopar.runtime.pytorch.held import Held
 from autopar.runtime.pytorch.initialize import Target
@@ -70,6 +71,7 @@ class Storage:
         self.loss_scale = LossScale.of(settings)
         self.declared, self.declared_buffers = declared_in(model)
         self.call: Callable[..., torch.Tensor] = model
+        self.orders = name_layers(model, settings.placed, self.declared, ranks.mesh)
         self._materialise_buffers()
         self._wrap()
         self.held = {name: self._hold(name, p) for name, p in self.model.named_parameters()}
@@ -86,7 +88,9 @@ class Storage:
     def _hold(self, name: str, parameter: nn.Parameter) -> Held:
         declared = self.declared[name]
         region = declared.region(self.ranks.mesh, self.ranks.coordinates)
-        return Held(name, declared, parameter, region, self._split(declared), self._late(declared))
+        split, late = self._split(declared), self._late(declared)
+        order = self.orders.get(name)
+        return Held(name, declared, parameter, region, split, late, order=order)
 
     def _split(self, declared: Declared) -> tuple[str, ...]:
         mesh = self.ranks.mesh
@@ -122,7 +126,7 @@ class Storage:
 
     def targets(self) -> dict[str, Target]:
         """Where the initial values of parameters and buffers go, by name."""
-        return targets(((h.name, h.leaf, h.region) for h in self.pieces), self.buffers())
+        return targets(self.pieces, self.buffers())
 
     def forward(self, *given: Mapping[str, Any]) -> torch.Tensor:
         """The model on one microbatch: this rank's share of the loss."""
@@ -367,16 +371,17 @@ def _is_apart(parameter: nn.Parameter) -> bool:
     return parameter.dim() == 0 or parameter.numel() == 0
 
 
-def targets(*held: Iterable[tuple[str, torch.Tensor, Region]]) -> dict[str, Target]:
-    """Where the values of (name, local tensor, region) go, of each name to all that hold it."""
+def targets(
+    held: Iterable[Held], buffers: Iterable[tuple[str, torch.Tensor, Region]]
+) -> dict[str, Target]:
+    """Where the values of parameters and of (name, local tensor, region) go, of each name to all
+    that hold it."""
     by_name: dict[str, Target] = {}
-    for name, tensor, region in chain(*held):
+    own = ((h.name, Target(h.leaf, h.region, order=h.order)) for h in held)
+    for name, target in chain(own, ((n, Target(t, r)) for n, t, r in buffers)):
         known = by_name.get(name)
-        by_name[name] = (
-            Target(tensor, region)
-            if known is None
-            else replace(known, twins=(*known.twins, tensor))
-        )
+        twins = () if known is None else (*known.twins, target.tensor)
+        by_name[name] = replace(known or target, twins=twins)
     return by_name
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -36,6 +36,10 @@ DTYPES = {
     "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,
     "U8": torch.uint8, "BOOL": torch.bool,
 }  # fmt: skip
+
+
+Named = Sequence[tuple[str, Piece]]
+"""Pieces by the names of files, a name as often as a rank has pieces of it."""
 
 
 class WeightsError(UserError):
@@ -68,29 +72,30 @@ def load_weights(
     """
     source = Path(folder)
     stored = together(lambda: contents(source))
-    pieces = in_parts(pieces, {n: p for n, p in parts.items() if n not in stored})
-    ready = together(lambda: _matched(source, stored, pieces, aliases, optional))
-    together(lambda: _read(ready, pieces))
+    every = in_parts(pieces, {n: p for n, p in parts.items() if n not in stored})
+    ready = together(lambda: _matched(source, stored, every, aliases, optional))
+    together(lambda: _read(ready, every))
 
 
 def _matched(
     source: Path,
     stored: dict[str, Stored],
-    pieces: Pieces,
+    pieces: Named,
     aliases: Mapping[str, str],
     optional: frozenset[str],
 ) -> dict[str, Stored]:
     for alias, name in aliases.items():
         if name not in stored and alias in stored:
             stored[name] = stored[alias]
-    missing = [name for name in pieces if name not in stored and name not in optional]
+    names = dict.fromkeys(name for name, _ in pieces)
+    missing = [name for name in names if name not in stored and name not in optional]
     if missing:
         more = f" and {len(missing) - 3} more" if missing[3:] else ""
         raise WeightsError(
             f"{source} has no {', '.join(missing[:3])}{more}: it has {len(stored)} tensors, such "
             f"as {', '.join(list(stored)[:3])}. Give the weights of this model"
         )
-    for name, piece in pieces.items():
+    for name, piece in pieces:
         if name in stored and stored[name].shape != tuple(piece.shape):
             raise WeightsError(
                 f"{name} is {list(stored[name].shape)} in {source} and {list(piece.shape)} in the "
@@ -144,10 +149,10 @@ def _header(file: Path) -> dict[str, Stored]:
     }
 
 
-def _read(stored: Mapping[str, Stored], pieces: Pieces) -> None:
+def _read(stored: Mapping[str, Stored], pieces: Named) -> None:
     opened: dict[Path, int] = {}
     try:
-        for name, piece in pieces.items():
+        for name, piece in pieces:
             if name not in stored or piece.empty:
                 continue
             there = stored[name]
@@ -199,23 +204,30 @@ def _runs(shape: tuple[int, ...], region: Region, itemsize: int) -> Iterator[tup
         yield base + region[last].start * inner, size
 
 
-def save_weights(folder: str | Path, pieces: Pieces, shard_bytes: int = SHARD_BYTES) -> None:
-    """Writes ``pieces`` of all ranks as files of ``from_pretrained``; a collective call.
+def save_weights(
+    folder: str | Path,
+    pieces: Pieces,
+    shard_bytes: int = SHARD_BYTES,
+    parts: Parts = MappingProxyType({}),
+) -> None:
+    """Writes ``pieces`` of all ranks as files of ``from_pretrained``, some of them in ``parts``; a
+    collective call.
 
     The folder is one that all ranks see. Files of before are replaced when all are whole. Raises
     `WeightsError` on every rank.
     """
     target = Path(folder)
-    own = {name: (tuple(p.shape), p.tensor.dtype, p.region) for name, p in pieces.items()}
+    mine = in_parts(pieces, parts)
+    own = [(name, tuple(p.shape), p.tensor.dtype, p.region) for name, p in mine]
     every = [own]
     rank = 0
     if dist.is_initialized() and dist.get_world_size() > 1:
         every, rank = [own] * dist.get_world_size(), dist.get_rank()
         dist.all_gather_object(every, own)
-    whole = {name: (shape, dtype) for part in every for name, (shape, dtype, _) in part.items()}
+    whole = {name: (shape, dtype) for part in every for name, shape, dtype, _ in part}
     files = _files(whole, target, shard_bytes)
     together(lambda: _begin(target, files) if rank == 0 else None)
-    together(lambda: _write(files, _mine(every, rank, pieces)))
+    together(lambda: _write(files, _mine(every, rank, mine)))
     together(lambda: _finish(target, files) if rank == 0 else None)
 
 
@@ -268,12 +280,20 @@ def _begin(target: Path, files: Mapping[Path, tuple[bytes, Table]]) -> None:
         raise WeightsError(f"cannot write {target}: {error.strerror}") from None
 
 
-def _mine(every: list[Any], rank: int, pieces: Pieces) -> Iterator[tuple[str, Piece]]:
+def _mine(every: list[Any], rank: int, pieces: Named) -> Iterator[tuple[str, Piece]]:
     """What this rank writes: of a piece that several hold the first one does."""
-    for name, piece in pieces.items():
-        first = next(r for r, p in enumerate(every) if name in p and p[name][2] == piece.region)
-        if first == rank and not piece.empty:
+    first: dict[tuple[str, tuple[tuple[int, int], ...]], int] = {}
+    for holder, own in enumerate(every):
+        for name, _, _, region in own:
+            first.setdefault((name, _ends(region)), holder)
+    for name, piece in pieces:
+        if first[name, _ends(piece.region)] == rank and not piece.empty:
             yield name, piece
+
+
+def _ends(region: Region) -> tuple[tuple[int, int], ...]:
+    """What slices are looked up by."""
+    return tuple((part.start, part.stop) for part in region)
 
 
 def _write(files: Mapping[Path, tuple[bytes, Table]], mine: Iterator[tuple[str, Piece]]) -> None:

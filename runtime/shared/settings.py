@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import CodeType, MappingProxyType
 
 from autopar.nouns.buckets import MIB
 from autopar.nouns.errors import UserError
+from autopar.nouns.expert_placement import ExpertPlacement
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.offload import OFFLOAD
 from autopar.nouns.plan import Plan
@@ -52,6 +53,8 @@ class Settings:
     sequences:    those of which ranks along ``cp``, or slices, have pieces of dim 1.
     limits:       parameters by name that each step brings between two numbers, the lower first,
                   None for one that is open.
+    placed:       by the module that holds a layer's experts, the experts of each rank
+                  (`autopar.nouns.expert_placement`); others lie in order.
     order:        how those lie: ``contiguous``, or ``zigzag``, where rank i of n has pieces i and
                   2 n - 1 - i of 2 n.
     """
@@ -72,6 +75,7 @@ class Settings:
     forward_only: tuple[str, ...] = ()
     two_level: int = 0
     limits: tuple[tuple[str, float | None, float | None], ...] = ()
+    placed: Mapping[str, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
 
     @property
     def passes(self) -> int:
@@ -95,6 +99,11 @@ class Settings:
             raise ProgramError(f"offload={self.offload!r}: choose {' or '.join(OFFLOAD)}")
         if self.microbatches < 1:
             raise ProgramError(f"microbatches={self.microbatches}: at least 1 is needed")
+        for name, of_ranks in self.placed.items():
+            try:
+                ExpertPlacement.checked(of_ranks)
+            except ValueError as error:
+                raise ProgramError(f"placed[{name!r}]={of_ranks}: give {error}") from None
         if self.seq_slices < 1:
             raise ProgramError(f"seq_slices={self.seq_slices}: at least 1 is needed")
         if self.precision not in ("float64", "float32", "bfloat16", "float16"):
@@ -121,6 +130,7 @@ def check_settings(plan: Plan, mesh: Mapping[str, int], settings: Settings) -> N
         "reduce_dtype": str(plan.reduce_dtype),
         "prefetch": str(USUAL if plan.prefetch is None else plan.prefetch),
         "two_level": str(ranks_inside(plan.all_reduce) or 0),
+        "placed": str({n: p.ranks for n, p in sorted(plan.expert_placement.items())}),
         "bucket_mib": str(None if plan.bucket_bytes is None else plan.bucket_bytes // MIB),
     }
     for name, there in decided.items():

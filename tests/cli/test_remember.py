@@ -97,7 +97,10 @@ def test_the_next_plan_of_the_model_takes_routes_as_uneven_as_a_run_had_them(
     plain, database = load_cluster("examples/clusters/cpu_4.yaml"), tmp_path / "p.db"
     routes = {"mean": 1.4, "worst": 2.25, "ranks": 4, "rank_mean": 1.2, "rank_worst": 1.5}
     made = folder(tmp_path / "plan", plain)
-    message = remember(made, replace(RUN, routes=routes), database, lambda _: None)
+    loads = {"layers.0.mlp": [4, 0, 12], "layers.1.mlp": [1, 1, 1]}
+    run = replace(RUN, routes=routes, expert_loads=loads)
+    message = remember(made, run, database, lambda _: None)
+    assert "of each expert of 2 layers, too" in message
     assert "1.40 (at worst 2.25)" in message
     known = Measured(str(database), None, None, lambda _: None)
     model = plan_folder.read_plan(made).fingerprints.model
@@ -105,5 +108,6 @@ def test_the_next_plan_of_the_model_takes_routes_as_uneven_as_a_run_had_them(
     assert learnt is not None
     assert (learnt.mean, learnt.worst) == (1.4, 2.25)
     assert "measured in 2 steps" in learnt.source
+    assert learnt.loads == {"layers.0.mlp": (0.75, 0.0, 2.25), "layers.1.mlp": (1.0, 1.0, 1.0)}
     assert known.routes(plain, "another model") is None
     assert known.cluster(plain, "eager").device.slower("forward") == pytest.approx(2.0)

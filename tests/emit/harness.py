@@ -22,6 +22,7 @@ from autopar.lowering.lowered import Lowered
 from autopar.lowering.precision import at_precision
 from autopar.lowering.spread import lower
 from autopar.nouns.axes import BATCH, SAMPLES, SEQUENCES
+from autopar.nouns.expert_placement import inverse
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Plan, Spread, Stage
 from autopar.nouns.recompute import Recompute
@@ -30,6 +31,7 @@ from autopar.rules.batch import batch_flow
 from autopar.rules.cut import BatchCut, Cut, batch_cut
 from autopar.runtime.pytorch import program as runtime_program
 from autopar.runtime.pytorch.carried import write_carried
+from autopar.runtime.pytorch.expert_places import name_layers, rows_of
 from autopar.runtime.pytorch.parameters import Declared, computing, declared_in, lifted
 from autopar.runtime.pytorch.storage import materialise
 from autopar.runtime.pytorch.zigzag import own_zigzag
@@ -132,10 +134,12 @@ def run(made: Emitted, model: nn.Module, batch: Tensors, half: bool = False) -> 
     def task(ranks: Any) -> Any:
         program = module.Model()
         parameters, buffers = declared_in(program)
+        orders = name_layers(program, module.SETTINGS.placed, parameters, mesh)
         materialise(program, torch.device("cpu"))
         with torch.no_grad():
             for name, parameter in program.named_parameters():
-                parameter.copy_(whole[name][parameters[name].region(mesh, ranks.coordinates)])
+                region = parameters[name].region(mesh, ranks.coordinates)
+                parameter.copy_(rows_of(whole[name], region, orders.get(name)))
             for path, owner in program.named_modules():
                 for name in owner._buffers:
                     full = f"{path}.{name}" if path else name
@@ -157,7 +161,7 @@ def run(made: Emitted, model: nn.Module, batch: Tensors, half: bool = False) -> 
         gradients = {n: p.grad for n, p in program.named_parameters() if p.grad is not None}
         write_carried(program)
         kept = {n: b.detach() for n, b in program.named_buffers()}
-        return loss, gradients, parameters, kept, buffers
+        return loss, gradients, parameters, kept, buffers, orders
 
     wide = nullcontext() if half else exact()
     with wide, lifted(None if half else torch.float64), computing(wanted if half else None):
@@ -173,7 +177,9 @@ def run(made: Emitted, model: nn.Module, batch: Tensors, half: bool = False) -> 
             pieces = [torch.zeros_like(some) if g is None else g for g in given]
             whole_on = [a for a in data if declared.sharding.on(a).kind != "S"]
             pieces = summed(mesh, pieces, [*dict.fromkeys([*whole_on, *declared.deferred_axes()])])
-            gradients[name] = assembled(name, declared, pieces, mesh)
+            made_of = assembled(name, declared, pieces, mesh)
+            order = results[0][5].get(name)
+            gradients[name] = made_of if order is None else made_of[list(inverse(order))]
     buffers = {
         n: assembled(n, d, [r[3][n] for r in results], mesh) for n, d in results[0][4].items()
     }

@@ -9,14 +9,22 @@ import pytest
 
 from autopar.lowering.issued import internal_collectives
 from autopar.lowering.lowered import LoweredOp, Operand
+from autopar.nouns.expert_placement import ExpertPlacement
 from autopar.nouns.graph import Graph, Op, Tensor
 from autopar.nouns.imbalance import Imbalance, ImbalanceError, busiest_rank, parse
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.sharding import Sharding
+from autopar.rules.expert_layers import expert_layers
 from autopar.rules.notation import BoundRule
 from autopar.rules.registry import bind
 from autopar.rules.strategies import Strategy
-from autopar.rules.uneven_routes import check_imbalance, with_imbalance
+from autopar.rules.uneven_routes import (
+    as_placed,
+    balanced,
+    check_imbalance,
+    in_order,
+    with_imbalance,
+)
 from autopar.rules.work import flops, kept_bytes
 
 EXPERTS, ROUTES, TOKENS, WIDTH, INNER = 8, 2, 64, 16, 32
@@ -151,3 +159,78 @@ def test_what_is_typed_reads_back_and_errors_say_what_can_be() -> None:
         check_imbalance(layer(), Imbalance(4.5, 5.0))
     with pytest.raises(ImbalanceError, match="no layer of experts"):
         check_imbalance(replace(layer(), ops=()), Imbalance(1.5, 2.0))
+
+
+LOADED = Imbalance(1.75, 2.5, "known", {"layer": (40.0, 40.0, 10.0, 10.0, 10.0, 10.0, 20.0, 20.0)})
+
+
+def named(imbalance: Imbalance | None, order: Any) -> Graph:
+    """The layer with its matrices in a module that has a name."""
+    plain = layer()
+    names = {"up": "layer.up", "down": "layer.down"}
+    (op,) = plain.ops
+    inputs = tuple(names.get(n, n) for n in op.inputs)
+    tensors = {names.get(n, n): replace(t, name=names.get(n, n)) for n, t in plain.tensors.items()}
+    graph = Graph(tensors, (replace(op, inputs=inputs),), inputs, plain.outputs)
+    return with_imbalance(graph, imbalance, order, devices=8)
+
+
+def of_ranks(graph: Graph) -> dict[int, tuple[float, float]]:
+    (op,) = graph.ops
+    return {ranks: (mean, worst) for ranks, mean, worst in op.attrs["imbalance"][2]}
+
+
+def test_ranks_have_the_rows_of_their_experts_where_these_are_known() -> None:
+    """Of 160 rows on 8 experts; the busiest has twice the mean, and steps are no busier than that:
+    1.75 is less, so nothing is beyond it, and in the worst step half a mean is."""
+    ordered, placed = (of_ranks(named(LOADED, order)) for order in (in_order, balanced))
+    assert [ordered[n][0] for n in (1, 2, 4, 8)] == pytest.approx([1.0, 100 / 80, 80 / 40, 2.0])
+    assert [placed[n][0] for n in (1, 2, 4, 8)] == pytest.approx([1.0, 1.0, 50 / 40, 2.0])
+    for ranks in (2, 4):
+        more = busiest_rank(1.5, EXPERTS, ranks) - 1
+        most = ranks * min(1.0, EXPERTS / ranks / ROUTES)
+        assert ordered[ranks][1] == pytest.approx(min(most, ordered[ranks][0] + more))
+        assert placed[ranks][1] == pytest.approx(min(most, placed[ranks][0] + more))
+
+
+def test_a_step_that_is_busier_than_the_mean_of_steps_adds_what_the_formula_says() -> None:
+    busier = replace(LOADED, mean=2.4, worst=2.4)
+    for ranks, mean in ((2, 1.0), (4, 1.25)):
+        more = busiest_rank(1.4, EXPERTS, ranks) - 1
+        assert of_ranks(named(busier, balanced))[ranks][0] == pytest.approx(mean + more)
+
+
+def test_what_is_not_known_stays_by_the_formula() -> None:
+    others = replace(LOADED, loads={"another": (1.0, 3.0)})
+    (op,) = named(others, balanced).ops
+    assert op.attrs["imbalance"] == (1.75, 2.5)
+
+
+def test_experts_whose_matrices_something_else_reads_stay_in_order() -> None:
+    graph = named(None, in_order)
+    (op,) = graph.ops
+    norm = Tensor("norm", (EXPERTS, WIDTH, INNER), "float32", differentiable=True)
+    reads = Op("mul", ("layer.down", "layer.down"), ("norm",))
+    tensors = {**graph.tensors, "norm": norm}
+    shared = replace(graph, tensors=tensors, ops=(op, reads), outputs=("y", "norm"))
+    for order in (in_order, balanced):
+        first, _ = with_imbalance(shared, LOADED, order, devices=8).ops
+        assert {n: mean for n, mean, _ in first.attrs["imbalance"][2]}[4] == pytest.approx(2.0)
+    assert [layer.placeable for layer in expert_layers(shared)] == [False]
+    assert [layer.placeable for layer in expert_layers(graph)] == [True]
+
+
+def test_what_a_plan_places_is_what_is_priced() -> None:
+    placed = ExpertPlacement.parse("0 4 | 1 5 | 2 6 | 3 7")
+    known = of_ranks(named(LOADED, as_placed({"layer": placed})))
+    assert known[4][0] == pytest.approx(50 / 40)
+    assert of_ranks(named(LOADED, as_placed({})))[4][0] == pytest.approx(2.0)
+
+
+def test_the_rank_with_most_computes_what_its_experts_have() -> None:
+    graph = named(LOADED, in_order)
+    (op,) = graph.ops
+    rule, even = bind(op, graph.tensors), bound(None)
+    ways = flops(rule, op, graph.tensors, DISPATCHED, MESH)[0] / done(None, DISPATCHED)
+    assert ways == pytest.approx(2.0)
+    assert even[2].rule.routed is None

@@ -116,7 +116,7 @@ def test_pieces_in_parts_are_the_parts_of_pieces(
         own[dim] = slice(start, min(start + step, shape[dim]))
         parts.append(Part(f"part.{start}", tuple(own), (dim,) if step == 1 else ()))
     whole = torch.arange(math.prod(shape)).reshape(shape)
-    made = in_parts({"x": Piece(whole[region].clone(), region, shape)}, {"x": parts})
+    made = dict(in_parts({"x": Piece(whole[region].clone(), region, shape)}, {"x": parts}))
     assert sum(piece.tensor.numel() for piece in made.values()) == whole[region].numel()
     for part in parts:
         if part.name in made:

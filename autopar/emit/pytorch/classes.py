@@ -20,6 +20,7 @@ from autopar.emit.sizes import NONE, Sizes
 from autopar.emit.text import Lines, split_items
 from autopar.lowering.lowered import Lowered, Operand, stored
 from autopar.nouns.graph import Tensor
+from autopar.nouns.plan import key
 from autopar.nouns.recompute import Recompute
 
 TAKEN = (
@@ -99,6 +100,7 @@ class Printing:
     declared: dict[str, modules.Node] = field(default_factory=dict)
     alike: Alike = field(default_factory=Alike)
     sizes: Sizes = NONE
+    placed: frozenset[str] = frozenset()
 
     def built(self, name: str) -> modules.Built:
         return modules.Built(f"{name}()", self.declared[name])
@@ -111,6 +113,7 @@ def declaration(tensor: Tensor, lowered: Lowered, path: str, printing: Printing)
     more = {
         literal(str(held)): held.placements,
         f"dtype={literal(tensor.dtype)}": tensor.dtype != "float32",
+        "placed=True": key(lowered.block, tensor.name) in printing.placed,
         "trainable=False": kind == "Parameter" and not tensor.differentiable,
         "persistent=False": kind == "Buffer" and not printing.persistent.get(path, True),
     }

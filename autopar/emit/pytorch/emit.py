@@ -19,7 +19,7 @@ from autopar.emit.pytorch.classes import (
     module_tree,
 )
 from autopar.emit.pytorch.counts import count_names
-from autopar.emit.pytorch.experts import tokens_in_pieces
+from autopar.emit.pytorch.experts import named_layers, placed_matrices, tokens_in_pieces
 from autopar.emit.pytorch.gathering import gather_modules
 from autopar.emit.pytorch.legend import legend, state
 from autopar.emit.pytorch.masks import as_bands, as_bounds
@@ -65,9 +65,14 @@ def emit(
     leaves the statements as they are and says above them what they make.
     """
     sizes = NONE if captured is None else Sizes.of(lowered, captured.batch)
-    blocks = {name: _prepared(block, probes, sizes) for name, block in lowered.blocks.items()}
+    placed = placed_matrices(lowered.graph, plan.expert_placement)
+
+    def prepared(part: Lowered) -> Lowered:
+        return _prepared(named_layers(part, placed), probes, sizes)
+
+    blocks = {name: prepared(block) for name, block in lowered.blocks.items()}
     parts = stage_parts(lowered, plan.stages) if len(plan.stages) > 1 else ()
-    whole, lowered = lowered, _prepared(lowered, probes, sizes)
+    whole, lowered = lowered, prepared(lowered)
     means = counted(whole)
     persistent = {} if captured is None else {n: t.persistent for n, t in captured.tensors.items()}
     again, names = plan.stages[0].recompute, count_names(means)
@@ -75,16 +80,17 @@ def emit(
     wide = _wide(lowered, blocks, plan.precision) if half else {}
     original: Mapping[str, str] = getattr(captured, "classes", {})  # not every frontend knows
     printing = Printing(
-        Library(), probes, marks, again, persistent, names, wide, original, half, sizes=sizes
-    )
+        Library(), probes, marks, again, persistent, names, wide, original, half, sizes=sizes,
+        placed=placed,
+    )  # fmt: skip
     classes: dict[str, str] = {}
     for name, block in blocks.items():
         instances = lowered.graph.blocks[name].instances
         made = block_class(block, scopes(block), instances[0], _class_name(name), printing)
         classes.update(dict.fromkeys(instances, made))
     if parts:
-        prepared = [replace(p, lowered=_prepared(p.lowered, probes, sizes)) for p in parts]
-        top = stage_classes(prepared, parts, whole, plan, captured, printing, classes)
+        ready = [replace(p, lowered=prepared(p.lowered)) for p in parts]
+        top = stage_classes(ready, parts, whole, plan, captured, printing, classes)
     else:
         scope = scopes(lowered)
         root = module_tree(scope, lowered, "", printing, classes)
@@ -246,6 +252,11 @@ def _settings(lowered: Lowered, plan: Plan, captured: CapturedModel | None) -> l
         given.append(f"prefetch={plan.prefetch}")
     if inside := ranks_inside(plan.all_reduce):
         given.append(f"two_level={inside}")
+    if plan.expert_placement:
+        placed = (
+            f"{literal(n)}: {literal(p.ranks)}" for n, p in sorted(plan.expert_placement.items())
+        )
+        given.append(f"placed={{{', '.join(placed)}}}")
     units = units_of(lowered, in_order=plan.prefetch is not None)
     given.append(f"units={literal(units)}")
     if plan.prefetch is not None and (ahead := forward_only(lowered)):

@@ -243,7 +243,7 @@ class Forward(Values):
         count = self.around.counts.get(op.op.name, "")
         around = self.around
         given = tuple(args), bias, count, around.half, around.layer, around.sizes, around.define
-        return Site(self.lowered, op, *given)
+        return Site(self.lowered, op, *given, attribute=around.attribute)
 
     def _size(self, name: str) -> tuple[int, int]:
         return self.pending[name].weight, len(self.pending[name].text)

@@ -36,6 +36,11 @@ _WORDS = (
         "whole on every rank; the runtime adds up its gradient over {}",
     ),
     Word(
+        r"\bplaced=True",
+        "placed=True",
+        "experts lie by rank as in SETTINGS.placed; routes have the model's numbers",
+    ),
+    Word(
         rf"\b({_LAYERS})\(",
         "{}(...)",
         "the layer of that name on this rank's pieces; it moves nothing",

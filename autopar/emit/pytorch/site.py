@@ -41,7 +41,8 @@ class Site:
     where it is a half precision. ``layer(path, layer)``: whether the module at ``path`` is that
     layer, from here on. ``named``: the sizes that follow from the batch. ``define(hint, text)``:
     the name of a function before the classes, from its arguments on ``text``. ``beside``: what the
-    call is given by how it runs (`autopar.emit.implementations`).
+    call is given by how it runs (`autopar.emit.implementations`). ``attribute(path)``: text for a
+    module of the graph.
     """
 
     lowered: Lowered
@@ -54,6 +55,7 @@ class Site:
     named: Sizes = NONE
     define: Callable[[str, str], str] = lambda hint, text: hint
     beside: Sequence[str] = ()
+    attribute: Callable[[str], str] = lambda path: f"self.{path}"
 
     @property
     def attrs(self) -> Mapping[str, Any]:

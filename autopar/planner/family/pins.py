@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from autopar.nouns.axes import CONTEXT, PIPELINE, REPLICATE, SECOND_TENSOR, SHARD, TENSOR
+from autopar.nouns.expert_placement import IN_ORDER
 from autopar.nouns.layout import (
     ALL_REDUCE,
     ATTENTION_BY,
@@ -14,6 +15,7 @@ from autopar.nouns.layout import (
     CHUNKS,
     DEGREES,
     EXPERT_PIECES,
+    EXPERT_PLACEMENT,
     KERNELS,
     MLP_CHUNKS,
     OF_PROGRAMS,
@@ -78,6 +80,11 @@ def read_pins(pairs: Mapping[str, str]) -> Pins:
         raise LayoutError(
             f"--fix {EXPERT_PIECES}={pins.expert_pieces}: layouts of architecture figures have "
             "tokens travel at once; leave it out, or give a model in place of --arch"
+        )
+    if pins.expert_placement not in (None, IN_ORDER):
+        raise LayoutError(
+            f"--fix {EXPERT_PLACEMENT}={pins.expert_placement}: of architecture figures nobody "
+            "knows the rows of each expert; leave it out, or give a model in place of --arch"
         )
     if pins.seq_slices not in (None, 1):
         raise LayoutError(

@@ -163,7 +163,7 @@ class Stages:
     def targets(self) -> dict[str, Target]:
         """Where the initial values of parameters and buffers go, by name, in every stage here."""
         buffers = ((n, t, r) for n, copies in self._buffers.items() for t, r in copies)
-        return targets(((h.name, h.leaf, h.region) for h in self.pieces), buffers)
+        return targets(self.pieces, buffers)
 
     def buffers(self) -> Iterator[tuple[str, Tensor, Region]]:
         """(name, local tensor, region) of every buffer, each name once."""

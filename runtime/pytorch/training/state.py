@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -67,7 +67,7 @@ class State:
         if dist.is_initialized() and self._group is None:
             self._group = dist.new_group(backend="gloo")  # apart from what training exchanges
         copies = {
-            name: Piece(piece.tensor.detach().to("cpu", copy=True), piece.region, piece.shape)
+            name: replace(piece, tensor=piece.tensor.detach().to("cpu", copy=True))
             for name, piece in pieces.items()
         }
 
@@ -125,12 +125,13 @@ class State:
         updated = {id(h) for h in trainable(self.storage.pieces)}
         for held in self.storage.held.values():
             shape, leaf = held.declared.shape, held.leaf.detach()
-            pieces[f"model.{held.name}"] = Piece(leaf, held.region, shape)
+            pieces[f"model.{held.name}"] = Piece(leaf, held.region, shape, held.order)
             if id(held) in updated:
                 for state, value in self._kept(held).items():
                     name = f"optimizer.{state}.{held.name}"
                     like = value.shape == held.leaf.shape
-                    pieces[name] = Piece(value, held.region, shape) if like else Piece.whole(value)
+                    own = Piece(value, held.region, shape, held.order)
+                    pieces[name] = own if like else Piece.whole(value)
         for name, tensor, region in self.storage.buffers():
             shape = self.storage.declared_buffers[name].shape
             pieces[f"model.{name}"] = Piece(tensor, region, shape)
@@ -140,7 +141,7 @@ class State:
         """Parameters and what else is in the model's state dict, by the model's names; and which of
         them are buffers."""
         pieces = {
-            h.name: Piece(h.leaf.detach(), h.region, h.declared.shape)
+            h.name: Piece(h.leaf.detach(), h.region, h.declared.shape, h.order)
             for h in self.storage.held.values()
         }
         buffers = [name for name, _, _ in self.storage.buffers() if name in self.storage.persistent]

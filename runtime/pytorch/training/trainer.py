@@ -39,7 +39,7 @@ from autopar.runtime.pytorch.pipeline.stages import Stages
 from autopar.runtime.pytorch.portions import LocalBatch, rows_of
 from autopar.runtime.pytorch.predict import Asked, asked, result
 from autopar.runtime.pytorch.ranks import Ranks
-from autopar.runtime.pytorch.saved_names import in_parts, parts_of
+from autopar.runtime.pytorch.saved_names import parts_of
 from autopar.runtime.pytorch.sizes import Sizes
 from autopar.runtime.pytorch.stage import Stage, Value
 from autopar.runtime.pytorch.storage import Storage
@@ -453,7 +453,7 @@ class Trainer:
         written too, `model.config`."""
         parts = parts_of(build_model(self.workload))
         self._check_whole()
-        save_weights(folder, in_parts(self.state.weights()[0], parts))
+        save_weights(folder, self.state.weights()[0], parts=parts)
         if config is not None and self.ranks.rank == 0:
             config.save_pretrained(folder)
 

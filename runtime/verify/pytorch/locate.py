@@ -62,7 +62,14 @@ def probed(folder: str | Path, workload: Workload) -> Probed:
     stages = tuple(replace(stage, recompute=KEEP_ALL) for stage in plan.stages)
     spread = replace(plan, stages=stages, precision="float32")
     alone = (Spread(Mesh((), ())),)
-    single = replace(spread, spreads=alone, stages=(Stage(),), microbatches=1, seq_slices=None)
+    single = replace(
+        spread,
+        spreads=alone,
+        stages=(Stage(),),
+        microbatches=1,
+        seq_slices=None,
+        expert_placement={},
+    )
     single_text = program_of(single, captured, probes=True)
     changed = edits_of(folder, plan, captured)
     if changed:

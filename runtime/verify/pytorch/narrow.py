@@ -31,7 +31,7 @@ from autopar.runtime.verify.narrow import NarrowResult
 from autopar.runtime.verify.pytorch.comparison import Comparison
 from autopar.runtime.verify.pytorch.modes import exact
 from autopar.runtime.verify.pytorch.reference import Reference
-from autopar.runtime.verify.pytorch.steps import gather
+from autopar.runtime.verify.pytorch.steps import gather, gradient_pieces
 from autopar.runtime.verify.pytorch.trainers import make_trainer, recorded_once
 
 
@@ -56,8 +56,7 @@ def narrow_result(
     product = _largest(seen.error)
     with exact(), products_as("emulated"):
         loss = float(trainer.backward(batch))
-    graded = [(h.name, h.region, h.leaf.grad) for h in trainer.held]
-    pieces = [(name, region, grad) for name, region, grad in graded if grad is not None]
+    pieces = gradient_pieces(trainer)
     right, unchecked = None, ""
     if wanted is not None:
         right, unchecked = _on_one_device(plan, workload, batch, wanted, trainer.ranks.device)
@@ -112,6 +111,7 @@ def _on_one_device(
         schedule="none",
         actions=(),
         loss_chunks=None,
+        expert_placement={},
     )
     made = workload.model
     assert made is not None

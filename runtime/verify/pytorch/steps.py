@@ -32,15 +32,26 @@ def compared_steps(
         with quiet():
             loss = trainer.backward(batch)
         comparison.loss(step, float(loss))
-        graded = [(h.name, h.region, h.leaf.grad) for h in trainer.held]
-        pieces = [(name, region, grad) for name, region, grad in graded if grad is not None]
-        gather(pieces, partial(comparison.gradients, step))
+        gather(gradient_pieces(trainer), partial(comparison.gradients, step))
         _give(trainer, wanted, step)
         norms.append(trainer.update())
-    held: list[Piece] = [(h.name, h.region, h.leaf.detach()) for h in trainer.held]
+    held: list[Piece] = [
+        (h.name, region, own) for h in trainer.held for region, own in h.parts(h.leaf.detach())
+    ]
     held += [(n, r, t) for n, t, r in trainer.storage.buffers() if is_compared(t)]
     gather(held, comparison.weights)
     return norms
+
+
+def gradient_pieces(trainer: Trainer) -> list[Piece]:
+    """What this rank has of gradients, by regions of the model's."""
+    graded = ((h, h.leaf.grad) for h in trainer.held)
+    return [
+        (h.name, region, own)
+        for h, grad in graded
+        if grad is not None
+        for region, own in h.parts(grad)
+    ]
 
 
 def compared_evaluation(
@@ -78,8 +89,9 @@ def _give(trainer: Trainer, wanted: Reference | None, step: int) -> None:
         name, grad = alias.get(held.name, held.name), held.leaf.grad
         if grad is not None and name in parts:
             whole = parts[name].view(known[name])
-            if whole[held.region].shape == grad.shape:
-                grad.copy_(whole[held.region])
+            for region, own in held.parts(grad):
+                if whole[region].shape == own.shape:
+                    own.copy_(whole[region])
 
 
 def broadcast(value: Any) -> Any:
