@@ -23,8 +23,8 @@ COUNTS = (4, 8, 16, 2)
 """That are tried, in this order: on from the first as long as it gets faster, then down."""
 LEAST_TOKENS = 256
 """Of a slice: below, products of it fill no device (assumed; prices know thin products)."""
-COMPUTES = 0.9
-"""Of its step, what the best plan must compute less than."""
+COMPUTES = 0.8
+"""Of its step, what the best plan must compute less than: slices wait and send too."""
 GAIN = 0.01
 """By which a plan with slices must be faster than one without."""
 
