@@ -90,7 +90,7 @@ def test_what_a_loss_returns_beside_is_that_of_all_stages(fix: dict[str, str]) -
 
 def test_experts_beside_stages() -> None:
     fix = {"pp": "2", "dp_shard": "2", "ep": "2", "zero": "1", "schedule": "zb-h1"}
-    program = made_of("staged experts", experts(True), fix, clip_norm=0.5)
+    program = made_of("staged experts", experts(True), fix, clip_norm=0.5, optimizer="adamw")
     errors, moved = program.exact()
     assert errors.largest < TOLERANCE, errors
     bare = [replace(row, what="") for row in moved]

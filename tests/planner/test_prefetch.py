@@ -133,7 +133,9 @@ class Taught(nn.Module):
 def other(model):
     return dataclasses.replace(
         alike, model=model,
-        batch=lambda: {"x": torch.randn(32, 2, NARROW), "ids": torch.zeros(32, 2, dtype=torch.long)},
+        batch=lambda: {
+            "x": torch.randn(32, 2, NARROW), "ids": torch.zeros(32, 2, dtype=torch.long)
+        },
     )
 
 
