@@ -24,6 +24,7 @@ import jax
 import numpy as np
 
 import autopar
+from benchmarks import quick_xla
 from benchmarks.figures import Target, show
 from benchmarks.jax_zoo import chosen, cluster_in, layouts
 from benchmarks.jax_zoo_models import Kind, kinds
@@ -105,8 +106,8 @@ def row(name: str) -> dict[str, Any]:
 
 def in_process(name: str, wide: bool = True) -> dict[str, Any]:
     """`row` where jax sees 8 devices and has 64 bits, unless the loss is of float32."""
-    flags = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
-    env = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    flags = ("--xla_force_host_platform_device_count=8", *quick_xla.FLAGS)
+    env = {**os.environ, "XLA_FLAGS": " ".join(flags), "JAX_PLATFORMS": "cpu"}
     env["JAX_ENABLE_X64"] = str(int(wide))
     arguments = [sys.executable, "-m", __spec__.name, "--one", name]
     done = subprocess.run(arguments, env=env, stdout=subprocess.PIPE, text=True)

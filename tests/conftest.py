@@ -12,7 +12,9 @@ import functools
 import gc
 import os
 import sys
+import zlib
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
@@ -53,4 +55,17 @@ def _one_mlir_context() -> Iterator[None]:
             from jax._src.interpreters import mlir
 
             patch.setattr(mlir, "make_ir_context", functools.cache(mlir.make_ir_context))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _compiled_programs_are_kept_as_they_are() -> Iterator[None]:
+    """JAX compresses what it compiled, a twentieth of its time; any process reads this too."""
+    with pytest.MonkeyPatch.context() as patch:
+        if "jax" in sys.modules:
+            from jax._src import compilation_cache
+
+            compress = functools.partial(zlib.compress, level=0)
+            plain = SimpleNamespace(compress=compress, decompress=zlib.decompress)
+            patch.setattr(compilation_cache, "zlib", plain)
         yield

@@ -53,9 +53,9 @@ def autopar(words: Sequence[str]) -> int:
     return warm.python(["-m", "autopar", *words])
 
 
-def loose(ranks: int, words: Sequence[str]) -> int:
+def loose(ranks: int, words: Sequence[str], codes: Path | None = None) -> int:
     """Ranks of ``python WORDS`` as other machines start them: nobody stops those that are left when
-    one dies. They are forked from this process; 1 if any fails."""
+    one dies. They are forked from this process; 1 if any fails. ``codes``: gets how each ended."""
     gc.freeze()
     port = free_port()
     started = []
@@ -74,7 +74,10 @@ def loose(ranks: int, words: Sequence[str]) -> int:
         started.append(pid)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # those are for the ranks, for which this one waits
-    return int(any([os.waitpid(pid, 0)[1] for pid in started]))
+    ended = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in started]
+    if codes is not None:
+        codes.write_text(json.dumps(ended))
+    return int(any(ended))
 
 
 def _of_jax(words: Sequence[str]) -> int:

@@ -55,7 +55,10 @@ FIXES = (
 )
 ALIKE = ("granitemoe", "olmoe", "qwen2_moe")
 """Families whose experts are mixtral's but for the router."""
-FEW = ("dp_replicate=4", "tp=4", "ep=2,dp_shard=2,tp=2")
+FEW = ("tp=4", "ep=2,dp_shard=2,tp=2")
+BESIDE = ("tp=2,dp_replicate=2", "pp=1", "ep=4,dp_shard=4", "ep=2,dp_shard=2,tp=2")
+"""Layouts each part of which another one has: of one family that is enough."""
+FIXES_OF = {"mixtral": FIXES, **dict.fromkeys(ALIKE, FEW)}
 AUXILIARY = ("mixtral", "olmoe", "qwen2_moe")
 
 
@@ -83,7 +86,8 @@ def _family(name: str) -> Workload:
 
 
 @pytest.mark.parametrize(
-    ("family", "fix"), [(f, x) for f in EXPERTS for x in (FEW if f in ALIKE else FIXES)]
+    ("family", "fix"),
+    [(f, x) for f in EXPERTS for x in FIXES_OF.get(f, [x for x in FIXES if x not in BESIDE])],
 )
 def test_every_family_under_every_layout(family: str, fix: str) -> None:
     made = _checked(_family(family), fix)
@@ -207,10 +211,12 @@ def _balanced(family: str, masked: bool) -> Workload:
 
 
 @pytest.mark.parametrize(
-    ("fix", "masked"),
-    [("dp_replicate=4", False), ("dp_replicate=4", True), ("tp=2,dp_replicate=2", True)],
+    ("family", "masked", "fix"),
+    [
+        *(("mixtral", masked, "dp_replicate=4") for masked in (False, True)),
+        *((family, True, "tp=2,dp_replicate=2") for family in AUXILIARY),
+    ],
 )
-@pytest.mark.parametrize("family", AUXILIARY)
 def test_a_loss_for_balance_is_of_the_whole_batch(family: str, masked: bool, fix: str) -> None:
     """A product of two means: that of each rank's own would be another number."""
     _checked(_balanced(family, masked), fix)

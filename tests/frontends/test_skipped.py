@@ -75,7 +75,7 @@ class Experts(nn.Module):
 class Model(nn.Module):
     def __init__(self):
         super().__init__()
-        self.layers = nn.ModuleList([Experts() for _ in range(3)])
+        self.layers = nn.ModuleList([Experts() for _ in range(2)])
 
     def forward(self, x):
         for layer in self.layers:

@@ -13,7 +13,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-FLAGS = "--xla_force_host_platform_device_count=2 --xla_backend_optimization_level=0"
+from benchmarks import quick_xla
+
+FLAGS = " ".join(("--xla_force_host_platform_device_count=2", *quick_xla.FLAGS))
 
 
 def optimizer() -> Any:

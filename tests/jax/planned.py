@@ -139,7 +139,7 @@ def made(name: str, fix: Mapping[str, str], **options: Any) -> Made:
     key = repr((name, fix, options))
     known, program = _made.get(key, (None, None))
     if program is None or known != options:
-        program = made_of(name, models.MODELS[name](), fix, **options)
+        program = made_of(name, models.MODELS[name](), fix, **{"optimizer": "adamw", **options})
         _made[key] = (options, program)
     return program
 
@@ -151,7 +151,9 @@ def made_of(
     whole: tuple[str, ...] = (),
     **options: Any,
 ) -> Made:
-    """``whole``: kinds of ops that run whole on every device."""
+    """``whole``: kinds of ops that run whole on every device. Trained by SGD, whose update compiles
+    sooner than that of AdamW, which models by name have."""
+    options = {"optimizer": "sgd", **options}
     given = workload(model, **options)
     captured = capture_workload(given)
     how = Options(replicated=whole)

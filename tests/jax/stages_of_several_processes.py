@@ -16,7 +16,9 @@ from typing import Any
 
 import numpy as np
 
-FLAGS = "--xla_force_host_platform_device_count=2 --xla_backend_optimization_level=0"
+from benchmarks import quick_xla
+
+FLAGS = " ".join(("--xla_force_host_platform_device_count=2", *quick_xla.FLAGS))
 FIXES: dict[str, dict[str, Any]] = {
     "a place each": {"pp": 2, "tp": 2, "schedule": "1f1b", "microbatch": 2},
     "two places each": {"pp": 4, "schedule": "zb-h1", "microbatch": 2},

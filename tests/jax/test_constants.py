@@ -66,7 +66,7 @@ def test_frozen_base(how: str) -> None:
 
 def test_frozen_arrays_have_no_optimizer_state_and_stay_as_they_are() -> None:
     held = arrays()
-    program = made_of("lora", lora(held), LAYOUTS["zero 3"])
+    program = made_of("lora", lora(held), LAYOUTS["zero 3"], optimizer="adamw")
     step = step_alone(program.program(), program.workload)
     tree = program.workload.init(None)  # type: ignore[misc]
     state = step.initial(lambda own: own.gather_names(tree), program.captured.constants)

@@ -70,7 +70,9 @@ def half() -> models.Model:
 
 
 def test_parameters_in_bfloat16_train_and_are_verified() -> None:
-    program = made_of("half", half(), {"dp_shard": "4", "tp": "2", "zero": "2"}, clip_norm=0.5)
+    program = made_of(
+        "half", half(), {"dp_shard": "4", "tp": "2", "zero": "2"}, clip_norm=0.5, optimizer="adamw"
+    )
     assert 'dtype="bfloat16"' in program.text
     errors, _ = program.exact()
     assert errors.largest <= TOLERANCE
@@ -139,7 +141,11 @@ def test_a_step_that_overflows_is_left_out_everywhere_and_the_scale_is_saved(
 
 def test_float16_is_verified_and_its_collectives_are_priced() -> None:
     program = made_of(
-        "mlp", models.mlp(), {"dp_shard": "2", "tp": "2", "zero": "2"}, precision="float16"
+        "mlp",
+        models.mlp(),
+        {"dp_shard": "2", "tp": "2", "zero": "2"},
+        precision="float16",
+        optimizer="adamw",
     )
     errors, _ = program.exact()
     assert errors.largest <= TOLERANCE

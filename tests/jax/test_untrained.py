@@ -31,7 +31,7 @@ def test_their_gradients_are_zeros_and_they_decay(layout: str) -> None:
     net = {"up": models.shape(D, 2 * D), "down": models.shape(2 * D, D)}
     params = {"online": net, "target": net, "head": models.shape(D, D), "spare": models.shape(4, 8)}
     model = models.Model(loss, params, {"x": models.shape(8, D), "y": models.shape(8, D)})
-    program = made_of("untrained", model, LAYOUTS[layout], weight_decay=0.1)
+    program = made_of("untrained", model, LAYOUTS[layout], optimizer="adamw", weight_decay=0.1)
     (note,) = (n for n in program.captured.notes if "no gradient" in n)
     assert all(name in note for name in ("3 parameters", "spare", "target.up", "target.down"))
     assert program.exact()[0].largest <= TOLERANCE

@@ -36,5 +36,5 @@ def counting() -> models.Model:
 
 
 def test_they_are_as_wide_as_they_were() -> None:
-    program = made_of("counting", counting(), {"dp_shard": "8"})
+    program = made_of("counting", counting(), {"dp_shard": "8"}, optimizer="adamw")
     assert program.exact()[0].largest <= TOLERANCE

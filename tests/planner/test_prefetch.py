@@ -29,12 +29,12 @@ D, S = 512, 64
 
 
 class Small(nn.Module):
-    def __init__(self):
+    def __init__(self, width=D, times=8):
         super().__init__()
-        self.layer = nn.Linear(D, D)
+        self.layer, self.times = nn.Linear(width, width), times
 
     def forward(self, x):
-        for _ in range(8):
+        for _ in range(self.times):
             x = x + self.layer(x).tanh()
         return x
 
@@ -72,13 +72,31 @@ def workload(large):
 
 alike, mixed = workload(False), workload(True)
 
+# Those that processes on cores compute.
+NARROW = 64
+
+
+def short():
+    return Small(NARROW, 2)
+
+
+class Several(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.small = nn.ModuleList(short() for _ in range(8))
+
+    def forward(self, x, ids):
+        for layer in self.small:
+            x = layer(x)
+        return x.square().mean()
+
 
 class Woven(nn.Module):
     # Two lists whose members take turns, the one that is called last declared first.
     def __init__(self, back):
         super().__init__()
-        self.b = nn.ModuleList(nn.Linear(D, D, bias=False) for _ in range(4))
-        self.a = nn.ModuleList(Small() for _ in range(4))
+        self.b = nn.ModuleList(nn.Linear(NARROW, NARROW, bias=False) for _ in range(4))
+        self.a = nn.ModuleList(short() for _ in range(4))
         self.back = back
 
     def forward(self, x, ids):
@@ -94,8 +112,8 @@ class Taught(nn.Module):
 
     def __init__(self, last):
         super().__init__()
-        self.a = nn.ModuleList(Small() for _ in range(3))
-        self.b = nn.ModuleList(Small() for _ in range(3)).requires_grad_(False)
+        self.a = nn.ModuleList(short() for _ in range(3))
+        self.b = nn.ModuleList(short() for _ in range(3)).requires_grad_(False)
         self.last = last
 
     def taught(self, x):
@@ -115,7 +133,9 @@ class Taught(nn.Module):
 def other(model):
     return dataclasses.replace(
         alike, model=model,
-        batch=lambda: {"x": torch.randn(32, 2, D), "ids": torch.zeros(32, 2, dtype=torch.long)},
+        batch=lambda: {
+            "x": torch.randn(32, 2, NARROW), "ids": torch.zeros(32, 2, dtype=torch.long)
+        },
     )
 
 
@@ -124,8 +144,8 @@ class Late(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.b = nn.ModuleList(Small() for _ in range(4)).requires_grad_(False)
-        self.a = nn.ModuleList(Small() for _ in range(4))
+        self.b = nn.ModuleList(short() for _ in range(4)).requires_grad_(False)
+        self.a = nn.ModuleList(short() for _ in range(4))
 
     def forward(self, x, ids):
         for layer in (*self.b, *self.a):
@@ -134,7 +154,7 @@ class Late(nn.Module):
 
 
 late = other(Late)
-small = other(lambda: Model(False))
+small = other(Several)
 woven, backwards = other(lambda: Woven(False)), other(lambda: Woven(True))
 taught_first, taught_last = other(lambda: Taught(False)), other(lambda: Taught(True))
 """

@@ -277,13 +277,23 @@ PLANS: Mapping[str, Mapping[str, str]] = {
     },
     "unpinned beside": {"tp": "2", "dp_shard": "2", "tp_pieces": "1"},
 }
+OF_EXAMPLES = {
+    "02_gpt.py": ("zero 0", "zero 2", "tp 4", "recompute", "selective", "pipeline"),
+    "03_llama.py": ("zero 1", "zero 3", "tp 4", "backward in two", "selective", "unpinned beside"),
+}
+"""Each plan of one model at least: the pieces of both are those of the same ops."""
+
+
+def test_every_plan_is_one_of_some_example() -> None:
+    assert {name for names in OF_EXAMPLES.values() for name in names} == set(PLANS)
 
 
 @pytest.mark.gloo(4)
-@pytest.mark.parametrize("which", ["02_gpt.py", "03_llama.py"])
+@pytest.mark.parametrize("which", OF_EXAMPLES)
 def test_it_computes_the_same_and_is_counted(which: str, tmp_path: Path) -> None:
     folders = []
-    for name, fix in PLANS.items():
+    for name in OF_EXAMPLES[which]:
+        fix = PLANS[name]
         made = plan(str(ROOT / "examples" / which), fast(CORES), fix)
         assert bool(made.plan.tp_pieces) == (fix["tp_pieces"] != "1"), name
         folders.append(tmp_path / name)

@@ -3,11 +3,13 @@ saves, ends with 143, and goes on as if nothing had been."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,8 @@ import pytest
 import autopar
 from autopar.runtime.pytorch.loader import Loader
 from autopar.runtime.shared.kept_checkpoints import kept
+from tests import warm, warm_ranks
 from tests.plans import cluster
-from tests.ports import free_port
 from tests.script import with_workers
 from tests.script.models import Dropping, words
 
@@ -34,40 +36,31 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> Any:
     )
 
 
-def job(plan: Any, where: Path, log: Path) -> list[subprocess.Popen[bytes]]:
+def job(plan: Any, where: Path, log: Path) -> BaseProcess:
     """The script on all ranks, all in one process group, as a scheduler has them."""
-    port = free_port()
     given = [os.fspath(plan), where / "checkpoints", where / "losses", STEPS]
-    ranks: list[subprocess.Popen[bytes]] = []
+    words = [with_workers.__file__, *map(str, given)]
     with log.open("ab") as to:
-        for rank in range(RANKS):
-            env = {
-                **os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(RANKS),
-                "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1",
-                "LOCAL_WORLD_SIZE": str(RANKS), "PYTHONPATH": str(ROOT),
-            }  # fmt: skip
-            ranks.append(
-                subprocess.Popen(
-                    [sys.executable, with_workers.__file__, *map(str, given)],
-                    env=env, stdout=to, stderr=to, process_group=ranks[0].pid if ranks else 0,
-                )
-            )  # fmt: skip
-    return ranks
+        return warm.start(warm_ranks.loose, (RANKS, words, codes_in(log)), (to, to), ROOT)
 
 
-def ended(ranks: list[subprocess.Popen[bytes]], log: Path, seconds: float = 120.0) -> list[int]:
+def codes_in(log: Path) -> Path:
+    return log.with_name("codes.json")
+
+
+def ended(ranks: BaseProcess, log: Path, seconds: float = 120.0) -> list[int]:
     """The exit codes; where they hang, the stacks of all their processes are what fails."""
-    try:
-        return [rank.wait(seconds) for rank in ranks]
-    except subprocess.TimeoutExpired:
-        kernel = states(ranks[0].pid)
-        os.killpg(ranks[0].pid, signal.SIGUSR1)
+    assert ranks.pid is not None
+    ranks.join(seconds)
+    if ranks.exitcode is None:
+        kernel = states(ranks.pid)
+        os.killpg(ranks.pid, signal.SIGUSR1)
         time.sleep(2.0)
+        os.killpg(ranks.pid, signal.SIGKILL)
         pytest.fail(f"{kernel}\n{losses(log.parent)}\n{log.read_text()[-20000:]}")
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
+    codes: list[int] = json.loads(codes_in(log).read_text())
+    codes_in(log).unlink()
+    return codes
 
 
 def states(group: int) -> str:
@@ -120,7 +113,8 @@ def test_a_job_whose_workers_get_sigterm_saves_and_goes_on(plan: Any, tmp_path: 
     ranks = job(plan, broken, log)
     try:
         wait(lambda: len(losses(broken)) >= 2)
-        os.killpg(ranks[0].pid, signal.SIGTERM)
+        assert ranks.pid is not None
+        os.killpg(ranks.pid, signal.SIGTERM)
     finally:
         codes = ended(ranks, log)
     text = log.read_text()
