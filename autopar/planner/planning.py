@@ -195,17 +195,12 @@ def plan_captured(
     flow, obstacle = cut = flow_or_obstacle(base, batch_dims)
     mixed = mixed_unit(captured, workload)
     pins = unsharded(pins, mixed) if mixed else pins
-    asked_of = partial(_asked, base, captured, workload, cluster, options)
-    asked = asked_of(pins, actions, cut, progress)
+    of_all = base, captured, workload, cluster, options
+    asked_of = partial(_asked, *of_all, actions=actions, cut=cut, progress=progress)
     pinned = pins, workload.framework, style, captured.samples, cluster
-    answered = searched_mlp_chunks(asked, *pinned, progress, search_or_advise)
-
-    def with_slices(slices: int, loss_chunks: int) -> Asked:
-        more = replace(pins, seq_slices=slices, loss_chunks=loss_chunks)
-        return asked_of(more, actions, cut, progress)
-
+    answered = searched_mlp_chunks(asked_of(pins), *pinned, progress, search_or_advise)
     of = batch_dims, pins, workload.framework, style, progress
-    answered = searched_seq_slices(answered, with_slices, *of)
+    answered = searched_seq_slices(answered, asked_of, *of)
     question, outcome, chunks = answered.question, answered.outcome, answered.loss_chunks
     on_top = chosen(question, outcome, options.imbalance)
     question, outcome = on_top.question, on_top.outcome

@@ -20,7 +20,7 @@ _FOLLOWING = (PIPELINE, REPLICATE, SHARD)
 def wrong_decision(plan: Plan, graph: Graph) -> str:
     """The first that is not, with what is allowed in its place; empty: all are."""
     for i, spread in enumerate(plan.spreads):
-        for table, name, nothing, could in _allowed(graph, spread.mesh, plan.microbatches):
+        for table, name, nothing, could in _allowed(graph, spread.mesh, plan.passes):
             given = getattr(spread, table).get(name, nothing)
             allowed = [f"{axis}:{choice}" for axis, choices in could.items() for choice in choices]
             if given != nothing and not set(allowed).issuperset(given.split(" ")):

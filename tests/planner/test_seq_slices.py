@@ -21,6 +21,7 @@ from autopar.nouns.recompute import FULL
 from autopar.pipeline.schedules.of_plan import schedule_of
 from autopar.planner import plan
 from autopar.planner.planning import Options, PlanResult
+from autopar.planner.search import seq_slices
 from autopar.pricing.planned import price_pipeline
 from autopar.pricing.prices import Prices
 from autopar.pricing.sends import Order
@@ -212,6 +213,16 @@ def test_the_search_takes_them_where_few_sequences_pass_slow_links(model: str) -
     assert free.plan.seq_slices
     assert free.plan.prediction.step_time_s < 0.99 * whole.plan.prediction.step_time_s
     assert free.plan.prediction.lower_bound_s <= free.plan.prediction.step_time_s
+
+
+def test_a_search_that_is_stopped_there_gives_what_it_has(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(seq_slices, "search_plan", stopped)
+    assert plan(f"{model}:deep", SLOW, {}).plan.seq_slices is None
 
 
 @pytest.mark.gloo

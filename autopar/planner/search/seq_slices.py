@@ -16,7 +16,7 @@ from autopar.nouns.layout import SEQ_SLICES, LayoutError, Pins
 from autopar.pipeline.schedules.table import SCHEDULES
 from autopar.planner.search.layouts import Progress, search_plan
 from autopar.planner.search.mlp_chunks import Answered, Asked
-from autopar.planner.solve.standings import NothingFaster, NothingFits
+from autopar.planner.solve.standings import NothingFits
 from autopar.rules.cut import sequence_dims
 
 COUNTS = (4, 8, 16, 2)
@@ -51,7 +51,7 @@ def check_slices(pins: Pins, framework: str, style: str) -> None:
 
 def searched_seq_slices(
     answered: Answered,
-    asked_in: Callable[[int, int], Asked],
+    asked_of: Callable[[Pins], Asked],
     batch_dims: Mapping[str, int],
     pins: Pins,
     framework: str,
@@ -60,8 +60,8 @@ def searched_seq_slices(
 ) -> Answered:
     """What is answered, or the same question with as many slices as are fastest.
 
-    asked_in: how the question is asked with so many slices, and chunks of the loss head as what is
-              answered has them; answers raise `LayoutError` where sequences cannot pass so.
+    asked_of: how the question is asked with these pins; it raises `LayoutError`, or its answers do,
+              where sequences cannot pass in so many slices.
     """
     may = framework == "torch" and style == "eager" and not _pinned_otherwise(pins)
     if not may or not _waits(answered):
@@ -69,7 +69,7 @@ def searched_seq_slices(
     best = answered
     for up in (True, False):
         for slices in _counts(answered.question.graph, batch_dims, up):
-            other = _faster(best, asked_in, slices, progress)
+            other = _faster(best, asked_of, pins, slices, progress)
             if other is None:
                 break
             best = other
@@ -79,16 +79,22 @@ def searched_seq_slices(
 
 
 def _faster(
-    best: Answered, asked_in: Callable[[int, int], Asked], slices: int, progress: Progress
+    best: Answered,
+    asked_of: Callable[[Pins], Asked],
+    pins: Pins,
+    slices: int,
+    progress: Progress,
 ) -> Answered | None:
-    """The answer with so many slices, where it is faster."""
+    """The answer with so many slices, and the loss in as many chunks, where it is faster."""
     worth_s = (1 - GAIN) * best.outcome.best.priced.time.total_s
     progress(f"pipelines whose sequences pass in {slices} slices")
+    more = replace(pins, seq_slices=slices, loss_chunks=best.loss_chunks or 0)
     try:
-        other = asked_in(slices, best.loss_chunks or 0).answer(
-            best.mlp_chunks, search_plan, worth_s
-        )
-    except (NothingFits, NothingFaster, LayoutError):
+        other = asked_of(more).answer(best.mlp_chunks, search_plan, worth_s)
+    except (NothingFits, LayoutError):
+        return None
+    except KeyboardInterrupt:  # what is answered is there
+        progress("stopped: this is the best plan so far")
         return None
     if other.outcome.best.priced.time.total_s >= worth_s:
         return None
