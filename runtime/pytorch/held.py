@@ -34,4 +34,6 @@ class Held:
 
     def parts(self, like: Tensor) -> list[tuple[Region, Tensor]]:
         """What of the model's tensor a tensor ``like`` the piece is: regions, and views of it."""
+        if self.order is None:  # a scalar has no rows
+            return [(self.region, like)]
         return [(region, like[rows]) for rows, region in runs(self.region, self.order)]
