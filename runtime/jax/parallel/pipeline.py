@@ -7,6 +7,7 @@ from types import MappingProxyType, ModuleType
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from autopar.runtime.jax.parallel.actions import in_order, read_schedule, ways_of
 from autopar.runtime.jax.parallel.layout import Layout
@@ -165,6 +166,8 @@ class Pipeline:
         """The sum over all stages; those that give none have zeros of any dtype."""
         if jax.process_count() == 1:
             shares = {n: x for n, x in shares.items() if LOSS in self.stages[n].stage.gives}
+        if not shares:  # no stage gives a loss: an edit, which nobody is to take for a number
+            return jnp.full((), jnp.nan)
         return self.totals.of(shares)[0]
 
 
