@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from autopar.runtime.pytorch.portions import Microbatch, shapes_of, weight_of
@@ -148,8 +147,3 @@ def _slice(microbatch: Mapping[str, Any], i: int, settings: Settings) -> Microba
 def sliced(microbatch: Mapping[str, Any]) -> int:
     """Which slice of its sequences a microbatch has."""
     return microbatch.slice if isinstance(microbatch, Microbatch) else 0
-
-
-def together(parts: Sequence[Tensor], dim: int, ways: int) -> list[Tensor]:
-    """Of results of slices in a row those of their microbatches, along ``dim``."""
-    return [torch.cat(list(parts[i : i + ways]), dim) for i in range(0, len(parts), ways)]

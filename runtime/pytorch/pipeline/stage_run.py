@@ -112,6 +112,8 @@ class StageRun:
         """Inside, microbatch ``i`` runs ``forward`` or back: its slice of its sequences. ``ends``:
         nothing of it is left behind that; of the first slice nothing of its sequences."""
         whole, own = divmod(i, self._slices)
+        if forward and own == 0:  # nothing of a step that ended in an error
+            self._sequences[whole] = Sequences()
         with at(self._sequences.setdefault(whole, Sequences()), own, self._slices, forward):
             yield
         if ends and own == 0:
