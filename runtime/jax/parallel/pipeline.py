@@ -166,9 +166,8 @@ class Pipeline:
         """The sum over all stages; those that give none have zeros of any dtype."""
         if jax.process_count() == 1:
             shares = {n: x for n, x in shares.items() if LOSS in self.stages[n].stage.gives}
-        if not any(
-            LOSS in each.stage.gives for each in self.stages
-        ):  # no stage gives a loss: an edit, which nobody is to take for a number
+        if not any(LOSS in each.stage.gives for each in self.stages):
+            # an edited program, whose loss nobody is to take for a number
             return jnp.full((), jnp.nan)
         return self.totals.of(shares)[0]
 
