@@ -6,11 +6,11 @@ Both follow from the inputs and the rules (`autopar.rules.batch`), so a plan doe
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from autopar.nouns.axes import CONTEXT, SEQUENCES, SLICE
-from autopar.nouns.graph import Graph
+from autopar.nouns.graph import Graph, Op
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import key
 from autopar.nouns.sharding import Placement
@@ -21,7 +21,7 @@ from autopar.rules.implementations.table import (
     LOCAL_GROUPS,
     LOCAL_REPEATS,
 )
-from autopar.rules.notation import Implemented
+from autopar.rules.notation import Implemented, Rule
 from autopar.rules.pieces import BatchMixed
 from autopar.rules.registry import bind
 
@@ -113,23 +113,32 @@ def slice_cut(graph: Graph, batch_dims: Mapping[str, int], slices: int) -> Cut:
     """Of sequences that pass in ``slices``, each behind the one before it, so that attention reads
     what is kept of those. Raises `BatchMixed` where an op needs later ones, too."""
     dims = _tokens(graph, batch_dims, slices, "slices", "seq_slices")
-    cut = _cut(batch_flow(graph, dims, slices), dims)
+    cut = _cut_somewhere(batch_flow(graph, dims, slices), dims, f"{slices} slices")
     choices = dict(cut.choices)
+    for where, op, rule, implemented in _implemented(graph, cut.choices):
+        factor = implemented.factor
+        if any(e.name == KEPT_ROWS and e.factor == factor for e in rule.implementations):
+            choices[where] = KEPT_ROWS
+        elif implemented.name not in BY_SLICE:
+            raise BatchMixed(
+                f"op {op.kind!r} at {op.source} needs more of its sequences than the slices up to "
+                "its own: attention is to be causal, without dropout or a trained mask, all else "
+                "to treat each token alike"
+            )
+    return replace(cut, choices=choices)
+
+
+def _implemented(
+    graph: Graph, choices: Mapping[str, str]
+) -> Iterator[tuple[str, Op, Rule, Implemented]]:
+    """By key, ops that run by an implementation where they do what ``choices`` say."""
     for name, part in ((None, graph), *((n, block.body) for n, block in graph.blocks.items())):
         for op in part.ops:
-            usual = "" if op.kind == "block" else choices[key(name, op.name)]
+            where = key(name, op.name)
+            usual = "" if op.kind == "block" else choices[where]
             rule = bind(op, part.tensors).rule if usual else None
-            if rule is None or (implemented := rule.implemented(usual)) is None:
-                continue
-            if any(e.name == KEPT_ROWS and e.factor == usual for e in rule.implementations):
-                choices[key(name, op.name)] = KEPT_ROWS
-            elif implemented.name not in BY_SLICE:
-                raise BatchMixed(
-                    f"op {op.kind!r} at {op.source} needs more of its sequences than the slices up "
-                    "to its own: attention is to be causal, without dropout or a trained mask, all "
-                    "else to treat each token alike"
-                )
-    return replace(cut, choices=choices)
+            if rule is not None and (implemented := rule.implemented(usual)) is not None:
+                yield where, op, rule, implemented
 
 
 def _tokens(
@@ -159,18 +168,23 @@ def sequence_cut(graph: Graph, batch_dims: Mapping[str, int], cp: int) -> Cut:
     length = next(graph.tensors[name].shape[dim] for name, dim in dims.items())
     if length % (2 * cp) == 0 and (zigzag := _in_zigzag(graph, dims, cp)):
         return zigzag
-    cut = _cut(batch_flow(graph, dims, cp), dims)
-    if not cut.dims:
-        raise BatchMixed(
-            f"an op needs more than a piece of the tokens of {' and '.join(dims)}, so that each of "
-            f"{cp} ranks would have all of them and compute everything: give what is cut from one "
-            "array, such as tokens and the labels that follow them, as entries of their own"
-        )
-    return cut
+    return _cut_somewhere(batch_flow(graph, dims, cp), dims, f"{cp} ranks")
 
 
 def _cut(flow: BatchFlow, dims: Mapping[str, int]) -> Cut:
     return Cut({n: d for n, d in dims.items() if n not in flow.whole}, flow.choices, flow.apart)
+
+
+def _cut_somewhere(flow: BatchFlow, dims: Mapping[str, int], ways: str) -> Cut:
+    """Raises `BatchMixed` where none of the inputs is cut."""
+    cut = _cut(flow, dims)
+    if not cut.dims:
+        raise BatchMixed(
+            f"an op needs more than a piece of the tokens of {' and '.join(dims)}, so that each of "
+            f"{ways} would have all of them and compute everything: give what is cut from one "
+            "array, such as tokens and the labels that follow them, as entries of their own"
+        )
+    return cut
 
 
 def _in_zigzag(graph: Graph, dims: Mapping[str, int], cp: int) -> Cut | None:
@@ -183,18 +197,13 @@ def _in_zigzag(graph: Graph, dims: Mapping[str, int], cp: int) -> Cut | None:
         return None
     choices = dict(flow.choices)
     gains = False
-    for name, part in ((None, graph), *((n, block.body) for n, block in graph.blocks.items())):
-        for op in part.ops:
-            usual = "" if op.kind == "block" else choices[key(name, op.name)]
-            rule = bind(op, part.tensors).rule if usual else None
-            if rule is None or (implemented := rule.implemented(usual)) is None:
-                continue
-            balanced = [e for e in rule.implementations if _balances(e, usual)]
-            if balanced:
-                choices[key(name, op.name)] = balanced[0].choice
-                gains |= implemented.work(cp) > ENOUGH * balanced[0].work(cp)
-            elif implemented.row.lie == "contiguous":
-                return None
+    for where, _, rule, implemented in _implemented(graph, flow.choices):
+        balanced = [e for e in rule.implementations if _balances(e, flow.choices[where])]
+        if balanced:
+            choices[where] = balanced[0].choice
+            gains |= implemented.work(cp) > ENOUGH * balanced[0].work(cp)
+        elif implemented.row.lie == "contiguous":
+            return None
     held = {n: Placement.parse(text) for n, text in flow.tensors.items()}
     at = {n: placed.dim for n, placed in held.items() if placed.kind == "S"}
     cut = _cut(flow, dims)

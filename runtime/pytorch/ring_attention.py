@@ -76,16 +76,13 @@ def ring_attention(
     check_documents(q, k, mask, documents, math.prod(ways))
     check_same_shapes(axes, q, k, v)
     if mask is not None:
-        mask = _spread(mask, q, k.shape[2] * math.prod(ways))
+        mask = expanded(mask, q, k.shape[2] * math.prod(ways))
         mask = to_zigzag(mask, 3, math.prod(ways)) if order == "zigzag" else mask
     course = Course.of(axes, ways, (q.shape[2], k.shape[2]), cast(Order, order), causal, window)
-    own, every = documents or (None, None)
-    if own is not None and every is not None:
-        every = to_zigzag(every, 1, math.prod(ways)) if order == "zigzag" else every
-        course = course.within(own, every, k.shape[2])
-    scale = q.shape[3] ** -0.5 if scale is None else scale
+    if documents is not None and order == "zigzag":
+        documents = documents[0], to_zigzag(documents[1], 1, math.prod(ways))
     carrier = _Passing(course.axes, course.around)
-    return _computed(q, k, v, _Beside(mask, own, every, sinks), course, scale, carrier)
+    return against(carrier, course, q, k, v, mask, scale, documents, sinks)
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -102,34 +99,25 @@ def over_blocks(
     """Rows of ``softmax(q k^T * scale + mask) v`` against whole keys and values, as far as their
     documents and ``blocks`` show them; see `ring_attention` for the rest."""
     check_documents(q, k, mask, documents, 1)
-    own, every = documents or (None, None)
     course = Course((), (), ((0, tuple(blocks)),))
-    if own is not None and every is not None:
-        course = course.within(own, every, k.shape[2])
-    mask = None if mask is None else _spread(mask, q, k.shape[2])
-    scale = q.shape[3] ** -0.5 if scale is None else scale
-    beside = _Beside(mask, own, every, sinks)
-    return _computed(q, k, v, beside, course, scale, _Passing((), ()))
+    mask = None if mask is None else expanded(mask, q, k.shape[2])
+    return against(_Passing((), ()), course, q, k, v, mask, scale, documents, sinks)
 
 
 def against(
     carrier: Carrier,
     course: Course,
-    ways: int,
     q: Tensor,
     k: Tensor,
     v: Tensor,
     mask: Tensor | None,
     scale: float | None,
-    window: int | None,
     documents: tuple[Tensor, Tensor] | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """Causal rows against the pieces of keys and values that a ``carrier`` has, in the order of
-    ``course``, of ``ways`` that make up the sequences; see `ring_attention` for the rest."""
-    check(q, k, v, mask, True, ways, "contiguous", window, 0.0)
-    check_documents(q, k, mask, documents, ways)
-    mask = None if mask is None else _spread(mask, q, k.shape[2] * ways)
+    """Rows against the pieces of keys and values that a ``carrier`` has, in the order of
+    ``course``, in which columns of an `expanded` ``mask`` and of ``documents`` lie too; see
+    `ring_attention` for the rest, which is checked."""
     own, every = documents or (None, None)
     if own is not None and every is not None:
         course = course.within(own, every, k.shape[2])
@@ -167,7 +155,7 @@ def _computed(
     return cast(Tensor, out if sinks is None else apply(_Sinks, out, sinks, lost))
 
 
-def _spread(mask: Tensor, q: Tensor, columns: int) -> Tensor:
+def expanded(mask: Tensor, q: Tensor, columns: int) -> Tensor:
     """Of four dims and all columns."""
     mask = mask if mask.dtype is torch.bool else mask.to(q.dtype)
     mask = mask.view(*[1] * (4 - mask.dim()), *mask.shape)

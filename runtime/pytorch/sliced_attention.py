@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from autopar.runtime.pytorch import sequence_slices
-from autopar.runtime.pytorch.ring_attention import against
+from autopar.runtime.pytorch.ring_attention import against, expanded
 from autopar.runtime.pytorch.ring_blocks import blocks
+from autopar.runtime.pytorch.ring_checks import check, check_documents
 from autopar.runtime.pytorch.ring_course import Course
 from autopar.runtime.pytorch.sequence_slices import Earlier
 from autopar.runtime.shared.settings import ProgramError
@@ -52,4 +53,7 @@ def sliced_attention(
     first = (k.shape[2] * piece for piece in range(here, here - reach, -1))
     course = Course((), (), tuple(zip(first, seen, strict=False)))
     kept = Earlier(earlier, reach)
-    return against(kept, course, ways, q, k, v, mask, scale, window, documents, sinks)
+    check(q, k, v, mask, True, ways, "contiguous", window, 0.0)
+    check_documents(q, k, mask, documents, ways)
+    mask = None if mask is None else expanded(mask, q, k.shape[2] * ways)
+    return against(kept, course, q, k, v, mask, scale, documents, sinks)

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
+from autopar.runtime.pytorch.pipeline.stage_run import StageRun
 from autopar.runtime.pytorch.recomputing import recompute
 from autopar.runtime.pytorch.sequence_slices import Sequences, at
 from autopar.runtime.pytorch.sliced_attention import sliced_attention
-from autopar.runtime.shared.settings import ProgramError
+from autopar.runtime.pytorch.stage import Stage, Value
+from autopar.runtime.shared.settings import ProgramError, Settings
 from tests.runtime.ring_cases import CASES
 from tests.runtime.ring_ranks import Case, Results, cut, farthest, operands, own_mask, whole
 
@@ -120,6 +124,22 @@ def test_a_layer_that_is_called_twice_in_a_slice_is_refused() -> None:
         sliced_attention(x, x, x, earlier=("a layer", "attention_1"))
         with pytest.raises(ProgramError, match="ran twice in one slice"):
             sliced_attention(x, x, x, earlier=LAYER)
+
+
+def test_a_step_that_ended_in_an_error_leaves_no_keys_to_the_next() -> None:
+    def attend(x: Tensor) -> Tensor:
+        return torch.as_tensor(sliced_attention(x, x, x, earlier=LAYER))
+
+    stage = Stage(nn.Identity, 0, ("x",), ("y",))
+    storage: Any = SimpleNamespace(settings=Settings(seq_slices=2), call=attend)
+    values = {"y": Value((1, 1, 4, 2), "float64")}
+    run = StageRun(0, stage, values, {"y": torch.float64}, storage)
+    x = torch.randn(1, 1, 8, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    early, late = x.chunk(2, 2)
+    run.forward(0, {"x": 3 * early}, {})  # and nothing of that step after it
+    made = [run.forward(i, {"x": part}, {})[0]["y"] for i, part in enumerate((early, late))]
+    expected = F.scaled_dot_product_attention(x, x, x, is_causal=True)
+    assert torch.allclose(torch.cat(made, 2), expected, rtol=0, atol=LIMIT)
 
 
 def test_what_it_cannot_do_is_refused() -> None:
