@@ -40,7 +40,8 @@ LIMIT_S = 900.0
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One model on one cluster. ``published``: the layout of a source, whose row ``of`` names."""
+    """One model on one cluster. ``published``: the layout of a source, whose row ``of`` names;
+    ``port``: what each device's moves between nodes."""
 
     config: Callable[[int], PretrainedConfig]
     device: str
@@ -49,21 +50,29 @@ class Row:
     batch: int
     published: Mapping[str, str] = field(default_factory=dict)
     of: str = ""
+    port: str = "400 Gbit/s"
 
 
-def llama_of_length(length: int) -> PretrainedConfig:
-    """meta-llama/Meta-Llama-3-8B, config.json."""
-    from transformers import LlamaConfig
+def llama(size: str) -> Callable[[int], PretrainedConfig]:
+    """meta-llama's config.json of Llama 3 in this size, by the length of sequences."""
 
-    return LlamaConfig(
-        vocab_size=128256,
-        num_key_value_heads=8,
-        max_position_embeddings=length,
-        rope_parameters={"rope_type": "default", "rope_theta": 500000.0},
-        tie_word_embeddings=False,
-        use_cache=False,
-        **_SIZES["8b"],
-    )
+    def config(length: int) -> PretrainedConfig:
+        from transformers import LlamaConfig
+
+        return LlamaConfig(
+            vocab_size=128256,
+            num_key_value_heads=8,
+            max_position_embeddings=length,
+            rope_parameters={"rope_type": "default", "rope_theta": 500000.0},
+            tie_word_embeddings=False,
+            use_cache=False,
+            **_SIZES[size],
+        )
+
+    return config
+
+
+llama_of_length = llama("8b")
 
 
 def mixtral_8x22b(length: int) -> PretrainedConfig:
@@ -165,7 +174,7 @@ NEAR: Mapping[str, tuple[int, str]] = {
 NEAREST = (
     "  - {{name: nvlink, span: {0}, bandwidth: {1}, latency: 2 us, in_network_reduction: true}}\n"
 )
-BETWEEN = "  - {{name: infiniband, span: {0}, bandwidth: 400 Gbit/s, latency: 5 us, ports: {1}}}\n"
+BETWEEN = "  - {{name: infiniband, span: {0}, bandwidth: {2}, latency: 5 us, ports: {1}}}\n"
 """A port a device."""
 
 
@@ -180,7 +189,7 @@ groups:
 levels:
 {NEAREST.format(span, bandwidth)}"""
     if row.devices > span:
-        text += BETWEEN.format(row.devices, span)
+        text += BETWEEN.format(row.devices, span, row.port)
     return cluster_from_text(text)
 
 

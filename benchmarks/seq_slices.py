@@ -14,79 +14,27 @@ import gc
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
-import torch
-from transformers import AutoModelForCausalLM, PretrainedConfig
-
-import autopar
 from autopar.__main__ import SELDOM
-from autopar.files.cluster_file import cluster_from_text
 from benchmarks import in_processes
 from benchmarks.figures import Target, show
-from benchmarks.llama3 import _SIZES
+from benchmarks.long_and_wide import Row, cluster_of, llama, workload_of
 
 LIMIT_S = 600.0
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A model, its devices, samples of so many tokens, and what a port moves."""
-
-    size: str
-    devices: int
-    batch: int
-    length: int
-    port: str
+def _row(size: str, devices: int, batch: int, port: str) -> Row:
+    return Row(llama(size), "H100", devices, 8192, batch, port=port)
 
 
 ROWS: Mapping[str, Row] = {
-    "405b, 10 Gbit/s": Row("405b", 128, 8, 8192, "10 Gbit/s"),
-    "405b, 100 Gbit/s": Row("405b", 256, 16, 8192, "100 Gbit/s"),
-    "405b, 400 Gbit/s": Row("405b", 256, 16, 8192, "400 Gbit/s"),
-    "70b, 25 Gbit/s": Row("70b", 64, 4, 8192, "25 Gbit/s"),
-    "70b, 400 Gbit/s": Row("70b", 64, 4, 8192, "400 Gbit/s"),
+    "405b, 10 Gbit/s": _row("405b", 128, 8, "10 Gbit/s"),
+    "405b, 100 Gbit/s": _row("405b", 256, 16, "100 Gbit/s"),
+    "405b, 400 Gbit/s": _row("405b", 256, 16, "400 Gbit/s"),
+    "70b, 25 Gbit/s": _row("70b", 64, 4, "25 Gbit/s"),
+    "70b, 400 Gbit/s": _row("70b", 64, 4, "400 Gbit/s"),
 }
-
-
-def config_of(row: Row) -> PretrainedConfig:
-    """meta-llama's config.json of Llama 3."""
-    from transformers import LlamaConfig
-
-    return LlamaConfig(
-        vocab_size=128256,
-        num_key_value_heads=8,
-        max_position_embeddings=row.length,
-        rope_parameters={"rope_type": "default", "rope_theta": 500000.0},
-        tie_word_embeddings=False,
-        use_cache=False,
-        **_SIZES[row.size],
-    )
-
-
-def workload_of(row: Row) -> autopar.Workload:
-    config = config_of(row)
-
-    def batch() -> dict[str, Any]:
-        tokens = torch.zeros(row.batch, row.length, dtype=torch.long)
-        return {"input_ids": tokens, "labels": tokens}
-
-    return autopar.Workload(
-        model=lambda: AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16),
-        batch=batch,
-        precision="bfloat16",
-    )
-
-
-CLUSTER = """
-name: {devices} H100
-groups:
-  - {{device: H100, count: {devices}}}
-levels:
-  - {{name: nvlink, span: 8, bandwidth: 450 GB/s, latency: 2 us, in_network_reduction: true}}
-  - {{name: network, span: {devices}, bandwidth: {port}, latency: 5 us, ports: 8}}
-"""
 
 
 def work(name: str) -> dict[str, Any]:
@@ -96,8 +44,7 @@ def work(name: str) -> dict[str, Any]:
 
     gc.set_threshold(*SELDOM)
     row = ROWS[name]
-    workload = workload_of(row)
-    cluster = cluster_from_text(CLUSTER.format(devices=row.devices, port=row.port))
+    workload, cluster = workload_of(row), cluster_of(row)
     captured = capture(workload)
     made: dict[str, Any] = {"model": name, "devices": row.devices}
     made["tokens"] = f"{row.batch} x {row.length}"

@@ -94,6 +94,9 @@ CASES = (
     Case("mlp", "tp=4,dp_replicate=2,recompute=none,microbatch=4096", held_out=True),
     Case("llama", "pp=4,tp=2,schedule=interleaved-1f1b,recompute=compute,microbatch=4", True),
     Case("llama 8b", "pp=2,tp=4,schedule=zb-v,recompute=none,microbatch=1", held_out=True),
+    Case("llama", "pp=4,tp=2,seq_slices=4,schedule=1f1b,recompute=none,microbatch=2"),
+    Case("llama", "pp=4,tp=2,seq_slices=4,schedule=1f1b,recompute=full,microbatch=2"),
+    Case("llama", "pp=2,dp_shard=4,zero=1,seq_slices=2,schedule=zb-h1,recompute=none", True),
 )
 
 

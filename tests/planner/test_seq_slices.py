@@ -84,6 +84,16 @@ causal = workload()
 seen_both_ways = workload(causal=False)
 dropped = workload(dropout=0.1)
 summed = workload(sums=True)
+
+
+class Following(Model):
+    def forward(self, words):
+        return super().forward(words[:, torch.arange(31, -1, -1)], words)
+
+
+following = autopar.Workload(
+    model=lambda: Following(32), batch=lambda: {"words": torch.arange(32).expand(8, 32)}
+)
 deep = workload(length=2048, samples=2, width=256, layers=16)
 """
 CLUSTERS = Path(__file__).parents[2] / "examples" / "clusters"
@@ -193,6 +203,7 @@ def test_keys_and_values_stay_whatever_runs_again(pinned: PlanResult) -> None:
             LATER,
         ),
         ("dropped", {"pp": "2"}, LATER),
+        ("following", {"pp": "2"}, "as entries of their own"),
         ("summed", {"pp": "2"}, "slices of a sequence pass one after the other"),
     ],
 )
