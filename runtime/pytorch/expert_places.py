@@ -128,12 +128,9 @@ def in_places(index: Tensor, module: nn.Module | None) -> Tensor:
     return places[index]
 
 
-def runs(region: Region, order: Order) -> Iterator[tuple[slice, Region]]:
+def runs(region: Region, order: tuple[int, ...]) -> Iterator[tuple[slice, Region]]:
     """(rows of the local tensor, the region of the model's tensor that they are) of a piece that is
     ``region`` by place."""
-    if order is None or not region:
-        yield slice(None), region
-        return
     start, end = region[0].start, region[0].stop
     first = start
     while first < end:

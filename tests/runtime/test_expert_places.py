@@ -12,6 +12,7 @@ from torch import nn
 
 from autopar.nouns.expert_placement import inverse
 from autopar.nouns.mesh import Mesh
+from autopar.nouns.sharding import Sharding
 from autopar.runtime.pytorch.checkpoint import Piece, Pieces, read, write
 from autopar.runtime.pytorch.expert_places import (
     in_places,
@@ -20,8 +21,9 @@ from autopar.runtime.pytorch.expert_places import (
     rows_of,
     runs,
 )
+from autopar.runtime.pytorch.held import Held
 from autopar.runtime.pytorch.initialize import Target
-from autopar.runtime.pytorch.parameters import Parameter, declared_in
+from autopar.runtime.pytorch.parameters import Declared, Parameter, declared_in
 from autopar.runtime.pytorch.saved_names import Part, in_parts
 from autopar.runtime.pytorch.weights import load_weights, save_weights
 from autopar.runtime.shared.settings import ProgramError, Settings
@@ -57,8 +59,16 @@ def test_runs_are_of_neighbours_that_are_neighbours_in_the_model() -> None:
         (slice(5, 6), slice(1, 2)),
     ]
     assert [*runs(region(2, 2), ORDER)] == []
-    assert [*runs(region(1, 3), None)] == [(slice(None), region(1, 3))]
-    assert [*runs((), None)] == [(slice(None), ())]
+
+
+@pytest.mark.parametrize("shape", [(), (EXPERTS,)])
+def test_what_lies_in_order_is_one_part_a_scalar_too(shape: tuple[int, ...]) -> None:
+    leaf = nn.Parameter(torch.ones(shape))
+    whole = tuple(slice(0, size) for size in shape)
+    known = Declared(shape, leaf.dtype, Sharding(()))
+    assert Held("scale", known, leaf, whole, (), ()).parts(leaf) == [(whole, leaf)]
+    piece = Piece.whole(leaf.detach())
+    assert piece.parts() == [piece]
 
 
 @pytest.mark.parametrize("order", [ORDER, OTHER, None])
