@@ -152,10 +152,9 @@ class CoreTrials:
 
     def prices(self, choice: StateLayout) -> PipelinePrices:
         if choice not in self._prices:
-            state = state_of(self.question, choice, self.core.shape.candidate)
-            self._prices[choice] = PipelinePrices(
-                self.model.cuts, self.question.cluster, state, choice.recompute, self.core.shape.pp
-            )
+            shape = self.core.shape
+            state = state_of(self.question, choice, shape.candidate)
+            self._prices[choice] = self.model.staged(state, choice.recompute, shape.pp)
         return self._prices[choice]
 
     def tables(self, layout: StateLayout) -> list[Table]:
@@ -163,7 +162,10 @@ class CoreTrials:
         for choice in self.choices(layout):
             if choice not in self._tables:
                 prices = self.prices(choice)
-                every = [prices.on(view).table() for view in self.distinct]
+                every = [
+                    self.model.table(prices.state, prices.recompute, prices.pp, view)
+                    for view in self.distinct
+                ]
                 self._tables[choice] = np.stack(every)
         return [self._tables[choice] for choice in self.choices(layout)]
 

@@ -57,6 +57,12 @@ class Model:
     alone: dict[Recompute, PipelinePrices]
     layouts: dict[StateLayout, Whole] = field(default_factory=dict)
     """All of the model under each layout of state."""
+    _staged: dict[tuple[StateSharding, Recompute, int], PipelinePrices] = field(
+        default_factory=dict
+    )
+    _tables: dict[tuple[StateSharding, Recompute, int, Cluster], Table] = field(
+        default_factory=dict
+    )
     _plain: dict[tuple[Recompute, Cluster], Table] = field(default_factory=dict)
     _pass_s: dict[tuple[StateSharding, Recompute], float] = field(default_factory=dict)
     _waits: dict[tuple[Recompute, bool], Table] = field(default_factory=dict)
@@ -83,6 +89,21 @@ class Model:
                 time = stage_time(self.solved.summary, one.state, cluster, recompute)
                 self._pass_s[one.state, recompute] = time.forward_s + time.backward_s
         return min(self._pass_s[one.state, recompute] for one in fitting)
+
+    def staged(self, state: StateSharding, recompute: Recompute, pp: int) -> PipelinePrices:
+        """Its stages, whatever their schedule, under a layout of state."""
+        key = state, recompute, pp
+        if key not in self._staged:
+            cluster = self.cuts.prices.cluster
+            self._staged[key] = PipelinePrices(self.cuts, cluster, state, recompute, pp)
+        return self._staged[key]
+
+    def table(self, state: StateSharding, recompute: Recompute, pp: int, view: Cluster) -> Table:
+        """Figures of all runs under that layout, on devices with this view of the cluster."""
+        key = state, recompute, pp, view
+        if key not in self._tables:
+            self._tables[key] = self.staged(state, recompute, pp).on(view).table()
+        return self._tables[key]
 
     def plain(self, recompute: Recompute, view: Cluster) -> Table:
         """Figures of all runs without data traffic and optimizer: no layout takes less."""
