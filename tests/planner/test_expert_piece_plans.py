@@ -15,7 +15,8 @@ from autopar.lowering.issued import activation_collectives
 from autopar.lowering.lowered import LoweringError
 from autopar.lowering.routed_pieces import check_expert_pieces, sites, takes, with_expert_pieces
 from autopar.nouns.choices import asides
-from autopar.nouns.layout import Grammar, LayoutError, Pins
+from autopar.nouns.grammar import Grammar
+from autopar.nouns.layout import LayoutError, Pins
 from autopar.nouns.pieces import COUNTS
 from autopar.nouns.plan import to_json
 from autopar.planner import plan

@@ -22,7 +22,8 @@ from autopar.lowering.lowered import LoweringError
 from autopar.lowering.of_plan import planned_graph
 from autopar.nouns.choices import asides
 from autopar.nouns.errors import UserError
-from autopar.nouns.layout import Grammar, Pins
+from autopar.nouns.grammar import Grammar
+from autopar.nouns.layout import Pins
 from autopar.nouns.plan import Plan, to_json
 from autopar.nouns.recipes import PRODUCTS, RECIPES, Narrow
 from autopar.planner import plan

@@ -20,7 +20,8 @@ from autopar.lowering.spread import lower
 from autopar.nouns.axes import MICROBATCH
 from autopar.nouns.choices import asides
 from autopar.nouns.cluster import Cluster
-from autopar.nouns.layout import Grammar, LayoutError, Pins
+from autopar.nouns.grammar import Grammar
+from autopar.nouns.layout import LayoutError, Pins
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.pieces import COUNTS
 from autopar.nouns.plan import to_json
