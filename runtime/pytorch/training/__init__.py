@@ -12,8 +12,8 @@ from autopar.runtime.pytorch.pipeline.stages import Stages
 from autopar.runtime.pytorch.ranks import Ranks
 from autopar.runtime.pytorch.storage import Replicated, Sharded, Storage
 from autopar.runtime.pytorch.training.load import rank_of_job, read
+from autopar.runtime.pytorch.training.program import Program
 from autopar.runtime.pytorch.training.totals import all_reduce_async, total_counts
-from autopar.runtime.pytorch.training.trainer import Program
 
 __all__ = [
     "Batch", "Program", "Ranks", "Replicated", "Sharded", "Stages", "Storage", "all_reduce_async",
