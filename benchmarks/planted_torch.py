@@ -285,10 +285,10 @@ ERRORS: tuple[Planted, ...] = (
     _emission("attention is not given its documents", "packed replicate",
         "layers:_attention", "    if documents:", "    if not documents and False:"),
     _runtime("documents of other rows", "packed cp",
-        "ring_attention:_hidden", "own[:, None, slice(*block.rows), None]",
+        "ring_masks:hidden_by", "own[:, None, slice(*block.rows), None]",
         "own.flip(1)[:, None, slice(*block.rows), None]"),
     _runtime("tiles of several documents as of one", "packed replicate",
-        "ring_attention:_hidden", "if not block.mixed", "if block.mixed"),
+        "ring_masks:hidden_by", "if not block.mixed", "if block.mixed"),
     _runtime("a ring stops before what a window reaches", "windowed cp",
         "ring_blocks:rounds", "-(-(window - 1) //", "-(-(window - 4) //"),
     _runtime("strips of a window see their own columns alone", "windowed tp",
@@ -299,11 +299,11 @@ ERRORS: tuple[Planted, ...] = (
     _runtime("heads come back in zigzag of the whole", "ring heads",
         "collectives:all_to_all", "if zigzag == concat else x", "if False else x"),
     _runtime("a hop's gradient is dropped", "ring cp",
-        "ring_attention:_there_and_back", "return own if behind is None else own + "
+        "ring_passing:_there_and_back", "return own if behind is None else own + "
         "transport.wait(behind)", "return own if behind is None else own + "
         "0 * transport.wait(behind)"),
     _runtime("gradients of earlier hops are dropped", "ring cp 4",
-        "ring_attention:_there_and_back", "part = part + transport.wait(behind)",
+        "ring_passing:_there_and_back", "part = part + transport.wait(behind)",
         "part = part + 0 * transport.wait(behind)"),
     _runtime("pieces of a softmax are added without their weights", "ring cp",
         "ring_kernels:Softmax.add", "part.summed * now[..., None]", "part.summed"),
