@@ -40,9 +40,9 @@ from autopar.pricing.units.activations import (
 from autopar.pricing.units.unit import Kind, Sliced, Unit
 from autopar.pricing.units.walk import Life
 from autopar.pricing.xla_lives import XlaLives, xla_lives
+from autopar.rules.flops import again_share
 from autopar.rules.implementations.table import KEPT_ROWS, work_of_slices
 from autopar.rules.resharding import SHIFT
-from autopar.rules.work import again_share
 
 
 @dataclass(frozen=True, slots=True)
