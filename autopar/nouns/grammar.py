@@ -66,8 +66,6 @@ from autopar.nouns.zero import ZERO_LEVELS
 
 _DIGITS = 12
 """More of them are a slip of the finger; Python would take up to thousands."""
-
-
 _MEANS: Mapping[str, str] = MappingProxyType(
     {
         "zero": " (dp_shard splits nothing, optimizer state, and gradients, and parameters)",
@@ -84,8 +82,6 @@ _MEANS: Mapping[str, str] = MappingProxyType(
         "microbatch": "the samples that one microbatch has on one data rank, ",
     }
 )
-
-
 WORDS: Mapping[str, Sequence[str]] = MappingProxyType(
     {
         "zero": tuple(map(str, ZERO_LEVELS)),

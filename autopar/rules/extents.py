@@ -11,8 +11,6 @@ from autopar.rules.notation import BoundRule, Rule
 from autopar.rules.strategies import Strategy
 
 ONE_DEVICE = Mesh((), ())
-
-
 WHOLE_OP = Strategy()
 
 
