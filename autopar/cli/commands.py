@@ -228,7 +228,8 @@ def explanation(
     Raises `PlanFolderError`.
     """
     from autopar.report.alternatives import alternatives
-    from autopar.report.explain import explain, explain_object, explained, state_moved, streamed
+    from autopar.report.explain import explain, explain_object
+    from autopar.report.explained import explained, state_moved, streamed
     from autopar.report.revisit import open_folder
     from autopar.report.torus import axes_on_torus, torus_lines, torus_object
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from autopar.nouns.problem import FORBIDDEN, NoFeasibleAnswer, Problem, Solution
 from autopar.pricing.prices import PICOSECONDS
-from autopar.report.explain import Alternative
+from autopar.report.explained import Alternative
 from autopar.searchers import search
 
 EXACT = "elimination"

@@ -25,7 +25,7 @@ from autopar.planner.search.expert_pieces import check_expert_pins
 from autopar.pricing.op_prices import fastest, inside_ps, laid
 from autopar.pricing.prices import Prices
 from autopar.report.diff import decisions
-from autopar.report.explain import explained
+from autopar.report.explained import explained
 from autopar.report.summary import summary_object
 from autopar.runtime.jobs.launch import verify_many
 

@@ -30,7 +30,7 @@ from autopar.planner import plan
 from autopar.planner.family.pins import parse_pins
 from autopar.planner.planning import Options, PlanResult
 from autopar.report.diff import decisions
-from autopar.report.explain import explained
+from autopar.report.explained import explained
 from autopar.report.revisit import Revisited, revisit
 from autopar.runtime.shared.edits import files_of
 

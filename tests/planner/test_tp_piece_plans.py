@@ -35,7 +35,7 @@ from autopar.pricing.state import StateSharding
 from autopar.pricing.state_prices import StatePrices
 from autopar.pricing.tp_pieces import best, priced, site_beside
 from autopar.report.diff import decisions
-from autopar.report.explain import explained
+from autopar.report.explained import explained
 from autopar.report.summary import summary_object
 from autopar.rules.cut import batch_cut
 from autopar.runtime.jobs.launch import verify_many
