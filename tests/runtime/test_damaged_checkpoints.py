@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from autopar.runtime.pytorch import checkpoint
-from autopar.runtime.pytorch.checkpoint import HalfLoaded, Piece, read, write
+from autopar.runtime.pytorch.checkpoint import HalfLoaded, read, write
+from autopar.runtime.pytorch.checkpoint_pieces import Piece
 from autopar.runtime.pytorch.initialize import initialize
 from autopar.runtime.pytorch.training.program import Program
 from autopar.runtime.pytorch.training.trainer import Trainer

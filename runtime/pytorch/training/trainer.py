@@ -18,7 +18,8 @@ from autopar.nouns.plan import Prediction
 from autopar.nouns.workload import Workload
 from autopar.runtime.pytorch.agreement import of_first
 from autopar.runtime.pytorch.batches import Batch, Comparison, compare_batches
-from autopar.runtime.pytorch.checkpoint import HalfLoaded, Piece
+from autopar.runtime.pytorch.checkpoint import HalfLoaded
+from autopar.runtime.pytorch.checkpoint_pieces import Piece
 from autopar.runtime.pytorch.gradients import add_gradients, gradients_of, total_norm
 from autopar.runtime.pytorch.held import Held
 from autopar.runtime.pytorch.initialize import Target, seed_draws
