@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from autopar.cli.commands import explanation, plan_files, plan_object
+from autopar.cli.commands import plan_files, plan_object
+from autopar.cli.explaining import explanation
 from autopar.files import plan_folder
 from autopar.files.cluster_file import load_cluster
 from autopar.frontends.pytorch import capture
