@@ -23,14 +23,8 @@ from typing import Any
 import torch
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, track_tensor_tree
 
-from autopar.frontends.pytorch.recording import (
-    Labels,
-    Origin,
-    Recorder,
-    Recording,
-    Replayer,
-    marked,
-)
+from autopar.frontends.pytorch.labels import Labels, Origin
+from autopar.frontends.pytorch.recording import Recorder, Recording, Replayer, marked
 from autopar.frontends.pytorch.repeats import Member
 from autopar.frontends.pytorch.structure import (
     Given,
