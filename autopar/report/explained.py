@@ -9,7 +9,8 @@ from typing import Any
 
 from autopar.lowering.issued import Priced, activation_collectives
 from autopar.lowering.lowered import Lowered
-from autopar.nouns.plan import Memory, key
+from autopar.nouns.plan import key
+from autopar.nouns.prediction import Memory
 from autopar.pricing.op_prices import bare_each
 from autopar.pricing.prices import Prices
 from autopar.pricing.tp_pieces import InPieces

@@ -14,7 +14,7 @@ from torch import nn
 
 from autopar.frontends.pytorch.build import build_model
 from autopar.nouns.batch import BatchEntry
-from autopar.nouns.plan import Prediction
+from autopar.nouns.prediction import Prediction
 from autopar.nouns.workload import Workload
 from autopar.runtime.pytorch.agreement import of_first
 from autopar.runtime.pytorch.batches import Batch, Comparison, compare_batches
