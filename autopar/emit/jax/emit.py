@@ -12,11 +12,12 @@ from autopar.emit.constants import literal
 from autopar.emit.headings import count_of, state_held, train_heading
 from autopar.emit.jax import parallel, train
 from autopar.emit.jax.batch import batch_table, in_pieces, outputs_table
-from autopar.emit.jax.functions import Marks, Printing, body
+from autopar.emit.jax.functions import body
 from autopar.emit.jax.how import How
 from autopar.emit.jax.legend import WORDS
 from autopar.emit.jax.own_derivatives import own_derivatives
 from autopar.emit.jax.parameters import blocks_table, parameters_table, stacks_table
+from autopar.emit.jax.printing import Marks, Printing
 from autopar.emit.jax.shapes import shown, signature
 from autopar.emit.jax.stages import stage_functions
 from autopar.emit.legend import legend
