@@ -20,7 +20,8 @@ from autopar.lowering.collectives import Row, priced_collectives
 from autopar.nouns.plan import Plan
 from autopar.nouns.workload import Workload
 from autopar.pipeline.schedules.of_plan import schedule_of
-from autopar.planner.planning import Options, PlanResult, plan_captured
+from autopar.planner.options import Options
+from autopar.planner.planning import PlanResult, plan_captured
 from autopar.runtime.jax.parallel import by_name
 from autopar.runtime.jax.programs import pipeline_alone, run_program, step_alone
 from autopar.runtime.jax.staged import Pipeline

@@ -15,7 +15,8 @@ from autopar.frontends.pytorch import capture
 from autopar.frontends.shared.captured import Captured
 from autopar.nouns.imbalance import Imbalance, ImbalanceError
 from autopar.nouns.workload import Workload
-from autopar.planner.planning import Options, PlanResult, plan_captured
+from autopar.planner.options import Options
+from autopar.planner.planning import PlanResult, plan_captured
 from autopar.report.revisit import open_folder
 from benchmarks.zoo_models import ZOO, routed
 

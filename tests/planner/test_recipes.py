@@ -28,7 +28,8 @@ from autopar.nouns.plan import Plan, to_json
 from autopar.nouns.recipes import PRODUCTS, RECIPES, Narrow
 from autopar.planner import plan
 from autopar.planner.family.pins import parse_pins
-from autopar.planner.planning import Options, PlanResult
+from autopar.planner.options import Options
+from autopar.planner.planning import PlanResult
 from autopar.report.diff import decisions
 from autopar.report.explained import explained
 from autopar.report.revisit import Revisited, revisit

@@ -26,7 +26,8 @@ from autopar.nouns.mesh import Mesh
 from autopar.nouns.pieces import COUNTS
 from autopar.nouns.plan import to_json
 from autopar.planner import plan
-from autopar.planner.planning import Options, PlanResult
+from autopar.planner.options import Options
+from autopar.planner.planning import PlanResult
 from autopar.planner.problem.bindings import Bindings
 from autopar.planner.problem.folding import fold
 from autopar.pricing.prices import Prices
