@@ -29,7 +29,7 @@ from autopar.__main__ import SELDOM
 from autopar.files.cluster_file import cluster_from_text
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.errors import UserError
-from autopar.nouns.layout import pairs_of
+from autopar.nouns.grammar import pairs_of
 from benchmarks import in_processes
 from benchmarks.figures import Target, show
 from benchmarks.llama3 import _SIZES

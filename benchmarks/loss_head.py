@@ -23,9 +23,10 @@ from pathlib import Path
 from typing import Any
 
 from autopar.nouns.graph import Op, Tensor
+from autopar.rules.extents import ONE_DEVICE, WHOLE_OP
+from autopar.rules.held_bytes import kept_bytes, workspace_bytes
 from autopar.rules.loss_heads import KIND
 from autopar.rules.registry import bind
-from autopar.rules.work import ONE_DEVICE, WHOLE_OP, kept_bytes, workspace_bytes
 from benchmarks.figures import Target, show
 
 ROWS, WIDTH, VOCABULARY = 2048, 256, 131_072

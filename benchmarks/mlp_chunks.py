@@ -21,10 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from autopar.nouns.graph import Op, Tensor
+from autopar.rules.extents import ONE_DEVICE, WHOLE_OP
 from autopar.rules.feed_forwards import KIND
 from autopar.rules.gates import Step
+from autopar.rules.held_bytes import workspace_back_bytes
 from autopar.rules.registry import bind
-from autopar.rules.work import ONE_DEVICE, WHOLE_OP, workspace_back_bytes
 from benchmarks.figures import Target, show
 from benchmarks.loss_head import ratio, resident, rounds_of, threads
 

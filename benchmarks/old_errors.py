@@ -187,7 +187,7 @@ ERRORS: Mapping[str, OldError] = {
         "return _copy(made) if _share_memory(made, given) else made", "return made",
         ("tests/jax/test_ownership.py",)),
     "factors of rules are small letters": OldError(
-        _FOR_JAX, "autopar/rules/notation.py",
+        _FOR_JAX, "autopar/rules/rule_text.py",
         "for name in sorted(names.intersection(CHOICES)):", "for name in ():",
         ("tests/rules/test_registry.py",)),
     "experts of libraries are traced": OldError(

@@ -19,8 +19,8 @@ from typing import Any
 
 from autopar.cli.commands import plan_files, search
 from autopar.files import plan_folder
+from autopar.nouns.grammar import pairs_of
 from autopar.nouns.imbalance import Imbalance
-from autopar.nouns.layout import pairs_of
 from autopar.nouns.plan import Plan
 from autopar.report.routes import placement_object
 from autopar.runtime.jobs import launch

@@ -30,7 +30,7 @@ import numpy as np
 
 from autopar.cost_models.catalogue import find_device
 from autopar.cost_models.compute import OpClass, op_rate
-from autopar.rules.work import thinness
+from autopar.rules.work_shape import thinness
 from benchmarks.figures import Target, show
 from benchmarks.kernel_fit import write
 from benchmarks.kernel_judgement import classes, prices, unpriced

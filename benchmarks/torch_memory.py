@@ -24,7 +24,7 @@ from typing import Any
 
 from autopar.cli.commands import plan_files, write_plan
 from autopar.files import plan_folder
-from autopar.nouns.layout import pairs_of
+from autopar.nouns.grammar import pairs_of
 from autopar.planner.planning import plan
 from autopar.runtime.rehearsal.rehearse import stage_ranks
 from benchmarks.figures import Target, show

@@ -57,7 +57,7 @@ def work(folder: Path, layers: int) -> None:
     import torch.distributed as dist
 
     from autopar.runtime.jobs.host_memory import forget_peak, resident_bytes
-    from autopar.runtime.pytorch.checkpoint import Piece
+    from autopar.runtime.pytorch.checkpoint_pieces import Piece
     from autopar.runtime.pytorch.parameters import cut, region_shape
     from autopar.runtime.pytorch.training.load import start
     from autopar.runtime.pytorch.weights import load_weights, save_weights

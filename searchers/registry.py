@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from importlib import import_module
 
-from autopar.nouns.problem import Problem, ProblemError, Solution
+from autopar.nouns.problem import Problem, ProblemError
+from autopar.nouns.solution import Solution
 from autopar.searchers.run import NO_BUDGET, Budget, Report, Run
 
 

@@ -28,14 +28,8 @@ from types import TracebackType
 import numpy as np
 import numpy.typing as npt
 
-from autopar.nouns.problem import (
-    FORBIDDEN,
-    Choice,
-    Ints,
-    Problem,
-    Solution,
-    exact_sum,
-)
+from autopar.nouns.problem import FORBIDDEN, Ints, Problem, exact_sum
+from autopar.nouns.solution import Choice, Solution
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ from autopar.cost_models.catalogue import find_device
 from autopar.nouns.cluster import Cluster, Device, DeviceGroup
 from autopar.nouns.level import Level
 from autopar.nouns.mesh import Mesh
-from autopar.nouns.plan import Fingerprints, Memory, Plan, Prediction, RunnerUp, Spread, Stage
+from autopar.nouns.plan import Fingerprints, Plan, RunnerUp, Spread, Stage
+from autopar.nouns.prediction import Memory, Prediction
 from autopar.nouns.recompute import KEEP_ALL
 
 MIB = 1 << 20

@@ -17,7 +17,8 @@ from autopar.files.cluster_file import load_cluster
 from autopar.frontends.family.arch import Arch
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.errors import UserError
-from autopar.nouns.layout import Layout, pairs_of, pairs_text
+from autopar.nouns.grammar import pairs_of
+from autopar.nouns.layout import Layout, pairs_text
 from autopar.nouns.workload import Workload, training
 
 PRECISIONS = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}

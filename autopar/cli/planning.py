@@ -82,7 +82,7 @@ def plan(
     from autopar.cli.compiling import check, compiled
     from autopar.cli.instead import tried
     from autopar.files import plan_folder
-    from autopar.nouns.layout import pairs_of
+    from autopar.nouns.grammar import pairs_of
 
     replicated = tuple(allow_replicated or ())
     fixed, how = pairs_of(fix or ()), parse_style(style)
@@ -217,7 +217,7 @@ def estimate(
     varied = {"--devices": devices, "--batch-tokens": batch_tokens, "--seq": seq}
     if model is not None and all(value is None for value in varied.values()):
         from autopar.cli.commands import search
-        from autopar.nouns.layout import pairs_of
+        from autopar.nouns.grammar import pairs_of
 
         fixed = pairs_of(fix or ())
         if _priced_alone(model, cluster, fixed, how, of_a_search, json):

@@ -31,7 +31,7 @@ def explain(
     json: Json = False,
 ) -> None:
     """Why a plan is as it is: strategies, what they move and cost, what else was close."""
-    from autopar.cli.commands import explanation, other_memory
+    from autopar.cli.explaining import explanation, other_memory
 
     if memory is not None:
         parts, data = other_memory(folder, memory)

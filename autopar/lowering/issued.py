@@ -16,10 +16,10 @@ from autopar.nouns.graph import DTYPE_BYTES, Tensor
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import key
 from autopar.nouns.recompute import FULL, KEEP_ALL, Recompute
+from autopar.rules.extents import busiest, extents, factor_names, kept_share
 from autopar.rules.narrow import RECIPE, joins, running
 from autopar.rules.notation import Internal
 from autopar.rules.resharding import SHIFT, Collective, Step, collectives
-from autopar.rules.work import busiest, extents, factor_names, kept_share
 
 
 @dataclass(frozen=True, slots=True)

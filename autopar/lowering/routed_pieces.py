@@ -16,9 +16,9 @@ from autopar.nouns.axes import MICROBATCH
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.pieces import COUNTS
 from autopar.nouns.plan import key
+from autopar.rules.extents import extents
 from autopar.rules.implementations.table import DISPATCH
 from autopar.rules.strategies import Strategy
-from autopar.rules.work import extents
 
 TOKENS, ROUTES = "n", "k"
 """Factors of an op's rule."""

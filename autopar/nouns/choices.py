@@ -12,8 +12,9 @@ from typing import Any
 
 from autopar.nouns.buckets import MIB, bucket_text
 from autopar.nouns.expert_placement import ExpertPlacement
+from autopar.nouns.grammar import WORDS
 from autopar.nouns.kernels import kernel_of, kernels_text
-from autopar.nouns.layout import REDUCE, WORDS
+from autopar.nouns.layout import REDUCE
 from autopar.nouns.pieces import pieces_text, routed_text
 from autopar.nouns.plan import Plan
 from autopar.nouns.prefetch import PREFETCHES

@@ -1,27 +1,7 @@
-"""A layout: the choices that a person may pin by ``--fix``, as a record and as text.
+"""A layout: the choices that a person may pin by ``--fix``, as records with a text.
 
-    --fix    pair ("," pair)*                        a space parts pairs as a comma does
-    pair     count "=" a whole number from 1         degrees, batch, interleave
-           | "zero=" 0 to 3                          see `autopar.nouns.zero`
-           | "recompute=" a policy                   see `autopar.nouns.recompute`
-           | "schedule=" its name, or a file of actions
-           | "offload=" none or optimizer            see `autopar.nouns.offload`
-           | "bucket=" a size, as 8MiB               see `autopar.nouns.buckets`
-           | "loss_chunks=" none, or how many        see `autopar.rules.loss_heads`
-           | "mlp_chunks=" none, or how many         see `autopar.rules.feed_forwards`
-           | "tp_pieces=" 1, 2, 4 or 8               see `autopar.lowering.pieces`
-           | "expert_pieces=" 1, 2, 4 or 8           see `autopar.lowering.routed_pieces`
-           | "expert_placement=" load or order       see `autopar.nouns.expert_placement`
-           | "seq_slices=" a whole number from 1     see `autopar.lowering.sequence_slices`
-           | "reduce=" float32, bfloat16 or float16
-           | "all_reduce=" library or two-level     see `autopar.nouns.reduction`
-           | "prefetch=" 0, 1 or 2                   see `autopar.nouns.prefetch`
-           | ("attention=" | "kernels=") a kernel    see `autopar.rules.implementations.kernels`
-           | "precision=" a recipe                   see `autopar.nouns.recipes`
-           | ("sequence_parallel" | "uneven") "=" on or off
-
-`Pins` are some of the choices, a `Layout` is all of them; the text of a layout is that of its pins.
-What may be pinned for whom is a `Grammar`.
+`Pins` are some of the choices, a `Layout` is all of them; the text of a layout is that of its pins,
+which `autopar.nouns.grammar` reads.
 
 Ranks are laid out as torchtitan and Megatron do, innermost first: tp, tp2, cp, dp_shard,
 dp_replicate, pp. Experts borrow ranks of tp, cp and dp (parallel folding), innermost first: etp,
@@ -31,13 +11,11 @@ ep, and what is left holds the same parts of the same experts.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from types import MappingProxyType
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from autopar.nouns.axes import (
-    AXES,
     CONTEXT,
     EXPERT,
     HEADS,
@@ -48,16 +26,10 @@ from autopar.nouns.axes import (
     SHARD,
     TENSOR,
 )
-from autopar.nouns.buckets import bucket_text, parse_bucket
-from autopar.nouns.errors import UserError, did_you_mean
-from autopar.nouns.expert_placement import BY_LOAD, IN_ORDER
+from autopar.nouns.buckets import bucket_text
+from autopar.nouns.errors import UserError
 from autopar.nouns.offload import OFFLOAD
-from autopar.nouns.pieces import COUNTS
-from autopar.nouns.prefetch import PREFETCHES
-from autopar.nouns.recipes import RECIPES
-from autopar.nouns.recompute import ATTENTION, KEEP_ALL, POLICIES, Recompute
-from autopar.nouns.reduction import ALL_REDUCES
-from autopar.nouns.zero import ZERO_LEVELS
+from autopar.nouns.recompute import KEEP_ALL, Recompute
 
 RING_RANKS = "cp_ring"
 CHUNKS, MLP_CHUNKS, NO_CHUNKS = "loss_chunks", "mlp_chunks", "none"
@@ -67,25 +39,7 @@ EXPERT_PLACEMENT = "expert_placement"
 ATTENTION_BY, KERNELS, PREFETCH = "attention", "kernels", "prefetch"
 PRECISION = "precision"
 DEGREES = (REPLICATE, SHARD, TENSOR, CONTEXT, EXPERT, PIPELINE)
-_DIGITS = 12
-"""More of them are a slip of the finger; Python would take up to thousands."""
-_SWITCH = ("off", "on")
-_MEANS: Mapping[str, str] = MappingProxyType(
-    {
-        "zero": " (dp_shard splits nothing, optimizer state, and gradients, and parameters)",
-        REDUCE: " (the dtype of gradients that FSDP2 reduces)",
-        ALL_REDUCE: " (by which replicas add up gradients)",
-        PIECES: " (of rows, that a tensor-parallel collective runs in beside its products)",
-        EXPERT_PIECES: " (of tokens, that travel to their experts while others are computed with)",
-        EXPERT_PLACEMENT: " (experts on ranks by their measured rows, or in their order)",
-        PREFETCH: " (units ahead that FSDP2 gathers parameters)",
-        PRECISION: " (by which linear layers run in 8 bits, as far as they gain)",
-        "offload": " (what is in host memory between steps)",
-        CHUNKS: "none, or ",
-        MLP_CHUNKS: "none, or ",
-        "microbatch": "the samples that one microbatch has on one data rank, ",
-    }
-)
+SWITCH = ("off", "on")
 
 
 class LayoutError(UserError):
@@ -156,14 +110,14 @@ class Pins:
         return replace(self, **dict.fromkeys(names))
 
     def __str__(self) -> str:
-        """``tp=2,zero=3``, which `Grammar.read` reads."""
+        """``tp=2,zero=3``, which `autopar.nouns.grammar.Grammar.read` reads."""
         return pairs_text(self.texts())
 
 
 def _text(name: str, value: Any) -> str:
-    """What `Grammar.read` reads as the value."""
+    """What `autopar.nouns.grammar.Grammar.read` reads as the value."""
     if isinstance(value, bool):
-        return _SWITCH[value]
+        return SWITCH[value]
     if name in (CHUNKS, MLP_CHUNKS) and not value:
         return NO_CHUNKS
     return bucket_text(value) if name == BUCKET else str(value)
@@ -177,113 +131,11 @@ OF_PROGRAMS = (
 """What a program does on top of its layout."""
 _NOT_OF_LAYOUTS = ("microbatches", RING_RANKS, *OF_PROGRAMS)
 """What follows from the rest of a layout."""
-WORDS: Mapping[str, Sequence[str]] = MappingProxyType(
-    {
-        "zero": tuple(map(str, ZERO_LEVELS)),
-        "recompute": (*POLICIES, ATTENTION),
-        "offload": OFFLOAD,
-        "sequence_parallel": _SWITCH[::-1],
-        "uneven": _SWITCH[::-1],
-        PIECES: tuple(map(str, COUNTS)),
-        EXPERT_PIECES: tuple(map(str, COUNTS)),
-        EXPERT_PLACEMENT: (BY_LOAD, IN_ORDER),
-        REDUCE: ("float32", "bfloat16", "float16"),
-        ALL_REDUCE: ALL_REDUCES,
-        PREFETCH: tuple(map(str, PREFETCHES)),
-        PRECISION: tuple(RECIPES),
-    }
-)
-"""The values of choices that are no counts; a schedule is known to whoever plays it."""
-
-
-def pairs_of(texts: Iterable[str]) -> dict[str, str]:
-    """``["tp=2,dp_shard=2", "zero=3"]`` as a dict.
-
-    Raises:
-        LayoutError: a part that is not ``key=value``, or a key with two values.
-    """
-    pairs: dict[str, str] = {}
-    for part in (part for text in texts for part in text.replace(",", " ").split()):
-        name, _, value = part.partition("=")
-        if not name or not value:
-            raise LayoutError(
-                f"--fix {part!r} is not KEY=VALUE; write for example --fix tp=2,zero=3"
-            )
-        if pairs.setdefault(name, value) != value:
-            raise LayoutError(f"--fix gives {name} twice, as {pairs[name]} and as {value}")
-    return pairs
 
 
 def pairs_text(texts: Mapping[str, object]) -> str:
-    """The inverse of `pairs_of`."""
+    """The inverse of `autopar.nouns.grammar.pairs_of`."""
     return ",".join(f"{name}={value}" for name, value in texts.items())
-
-
-@dataclass(frozen=True, slots=True)
-class Grammar:
-    """What ``--fix`` takes.
-
-    names:   that may be pinned; ``alone``: others, whose layouts are priced without a program.
-    words:   that a choice may be; a schedule that is not there may be anything.
-    devices: that degrees make up, None where that is not known yet.
-    """
-
-    names: Sequence[str] = NAMES
-    words: Mapping[str, Sequence[str]] = field(default_factory=lambda: WORDS)
-    alone: Sequence[str] = ()
-    devices: int | None = None
-
-    def read(self, pairs: Mapping[str, str]) -> Pins:
-        """Of ``{"tp": "2", "recompute": "full"}``.
-
-        Raises:
-            LayoutError: a name that cannot be pinned, or a value that it does not take; says which
-                can.
-        """
-        return Pins(**{name: self._value(name, text) for name, text in pairs.items()})
-
-    def _value(self, name: str, text: str) -> Any:
-        names = (*self.names, *self.alone)
-        if name not in names:
-            alone = ", ".join((*self.alone, f"recompute={ATTENTION}"))
-            raise LayoutError(
-                f"--fix {name}={text}: {name!r} cannot be fixed. {did_you_mean(name, names)}"
-                f"Choose among {', '.join(self.names)}"
-                + (f"; {alone} are priced alone, without a program" if self.alone else "")
-            )
-        if name in self.words:
-            if text not in self.words[name]:
-                may = alternatives(self.words[name]) + _MEANS.get(name, "")
-                raise LayoutError(f"--fix {name}={text}: choose {may}")
-            return _of_words(name, text)
-        if name in ("schedule", ATTENTION_BY, KERNELS):
-            return text  # known to whoever plays it, or has a table of them
-        if name in (CHUNKS, MLP_CHUNKS) and text == NO_CHUNKS:
-            return 0
-        if name == BUCKET:
-            return self._bucket(text)
-        if not (text.isascii() and text.isdigit() and len(text) <= _DIGITS and int(text)):
-            wanted = _MEANS.get(name, "") + "a whole number from 1"
-            if name in (*AXES, RING_RANKS) and self.devices is not None:
-                may = alternatives(divisors(self.devices))
-                wanted += f"; on {self.devices} devices {name} may be {may}"
-            raise LayoutError(f"--fix {name}={text}: give {wanted}")
-        return int(text)
-
-    @staticmethod
-    def _bucket(text: str) -> int:
-        size_bytes = parse_bucket(text)
-        if size_bytes is None:
-            raise LayoutError(f"--fix {BUCKET}={text}: give a size in MiB, as in {BUCKET}=8MiB")
-        return size_bytes
-
-
-def _of_words(name: str, text: str) -> Any:
-    if text in _SWITCH:
-        return text == _SWITCH[True]
-    if name == "recompute":
-        return Recompute.parse(text)
-    return int(text) if name in ("zero", PIECES, EXPERT_PIECES, PREFETCH) else text
 
 
 def divisors(number: int) -> list[int]:
@@ -294,50 +146,6 @@ def alternatives(values: Iterable[object]) -> str:
     """``1, 2 or 4``"""
     texts = [str(value) for value in values]
     return " or ".join([", ".join(texts[:-1]), texts[-1]] if len(texts) > 1 else texts)
-
-
-def along_sequences(pins: Pins) -> Pins:
-    """With ``cp``, where it follows from ``cp_ring`` and ``cp_head``.
-
-    Raises:
-        LayoutError: ``cp`` is not their product, or no two rings make up ``cp_ring``; says what it
-            may be.
-    """
-    ring, head = pins.cp_ring or 1, pins.cp_head or 1
-    if pins.cp is None:
-        pins = replace(pins, cp=ring * head) if ring * head > 1 else pins
-        _check_rings(pins)
-        return pins
-    both = pins.cp_ring is not None and pins.cp_head is not None
-    if pins.cp % (ring * head) or (both and pins.cp != ring * head):
-        product = " x ".join(
-            f"{name}={value}"
-            for name, value in ((RING_RANKS, pins.cp_ring), (HEADS, pins.cp_head))
-            if value is not None
-        )
-        raise LayoutError(
-            f"--fix cp={pins.cp} is cp_ring x cp_head, and {product} "
-            f"{'makes ' + str(ring * head) if both else 'does not divide it'}; leave cp out, or "
-            f"take {'cp=' + str(ring * head) if both else 'a divisor of ' + str(pins.cp)}"
-        )
-    _check_rings(pins)
-    return pins
-
-
-def _check_rings(pins: Pins) -> None:
-    """Raises `LayoutError` where ``cp_outer`` rings of several ranks do not make up the ranks among
-    which attention splits rows."""
-    if pins.cp_outer in (None, 1):
-        return
-    ranks = pins.cp_ring or (pins.cp or 1) // (pins.cp_head or 1)
-    may = [n for n in divisors(ranks) if n < ranks]
-    if pins.cp_outer not in may:
-        among = f"the {ranks} ranks that split rows of attention" if ranks > 1 else "no ranks"
-        also = f"cp_outer may be {alternatives(may)}" if may else "give cp_ring=4 or more with it"
-        raise LayoutError(
-            f"--fix cp_outer={pins.cp_outer} joins as many rings of several ranks each into one of "
-            f"two levels, and there are {among}; {also}"
-        )
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The sharding problem and its answer.
+"""The sharding problem.
 
 Choose one strategy ``x[i]`` for every node ``i`` so that
 
@@ -16,7 +16,6 @@ edge's first node, column = strategy of its second.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -31,7 +30,6 @@ NO_LIMIT = 2**63 - 1
 """The usage limit of a problem without one."""
 
 Ints = npt.NDArray[np.int64]
-Choice = npt.NDArray[np.int32]
 
 
 class ProblemError(ValueError):
@@ -257,55 +255,6 @@ class Problem:
             i = int(wrong.argmax())
             raise ProblemError(f"node {i} has {self.num_strategies[i]} strategies, not {x[i]}")
         return x
-
-
-@dataclass(frozen=True, eq=False)
-class Solution:
-    """One strategy per node and what is known about it.
-
-    ``cost`` is exact and in the problem's integers; no feasible choice costs less than
-    ``lower_bound``.  ``found_by`` tells which searcher, and which of its steps, found the choice.
-    ``budget_spent`` is True when more budget might have changed the answer.
-    """
-
-    choice: Choice
-    cost: int
-    lower_bound: float
-    peak: int
-    found_by: str
-    evaluations: int = 0
-    budget_spent: bool = False
-    interrupted: bool = False
-
-    @property
-    def gap(self) -> float:
-        """(cost - lower_bound) / |cost|: zero proves the choice optimal."""
-        if self.cost <= self.lower_bound:
-            return 0.0
-        return float(self.cost - self.lower_bound) / max(abs(self.cost), 1)
-
-    @property
-    def optimal(self) -> bool:
-        return self.gap == 0.0
-
-    def to_json(self) -> str:
-        return json.dumps(
-            {
-                "choice": self.choice.tolist(),
-                "cost": self.cost,
-                "lower_bound": self.lower_bound,
-                "peak": self.peak,
-                "found_by": self.found_by,
-                "evaluations": self.evaluations,
-                "budget_spent": self.budget_spent,
-                "interrupted": self.interrupted,
-            }
-        )
-
-    @staticmethod
-    def from_json(text: str) -> Solution:
-        fields = json.loads(text)
-        return Solution(**{**fields, "choice": np.array(fields["choice"], np.int32)})
 
 
 def _scaled(values: Any, scale: float, what: str) -> Ints:

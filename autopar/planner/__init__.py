@@ -1,5 +1,6 @@
 """Planning: candidates, the sharding search for each, simulation, and the choice."""
 
-from autopar.planner.planning import Options, PlanResult, plan, plan_captured
+from autopar.planner.options import Options
+from autopar.planner.planning import PlanResult, plan, plan_captured
 
 __all__ = ["Options", "PlanResult", "plan", "plan_captured"]

@@ -8,7 +8,8 @@ from importlib.metadata import version
 from autopar.cost_models.physics import check
 from autopar.frontends.shared.captured import Captured
 from autopar.nouns.cluster import Cluster
-from autopar.nouns.plan import Fingerprints, Plan, Prediction, Stage
+from autopar.nouns.plan import Fingerprints, Plan, Stage
+from autopar.nouns.prediction import Prediction
 from autopar.nouns.style import Style
 from autopar.nouns.workload import Workload, training
 from autopar.planner.ask.candidates import StateLayout

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from autopar.cost_models.physics import Bound, band_bounds, memory_bounds, time_bounds
 from autopar.nouns.graph import Graph
-from autopar.nouns.plan import Memory, Prediction
+from autopar.nouns.prediction import Memory, Prediction
 from autopar.pricing.step_time import StepTime
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence, Set
 from autopar.nouns.cluster import Device
 from autopar.nouns.graph import DTYPE_BYTES
 from autopar.nouns.offload import CHUNKS
-from autopar.nouns.plan import Memory
+from autopar.nouns.prediction import Memory
 from autopar.nouns.recompute import Recompute
 from autopar.pricing.fsdp_memory import Moment, fullest
 from autopar.pricing.offload import chunk_bytes, kept_bytes, resident_bytes, room_bytes

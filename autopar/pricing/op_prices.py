@@ -21,8 +21,8 @@ from autopar.nouns.plan import key
 from autopar.pricing.in_pieces import ONE, WORTH, Laid, laid_beside
 from autopar.pricing.narrow import settled_op
 from autopar.pricing.prices import PICOSECONDS, Prices
+from autopar.rules.extents import extents
 from autopar.rules.resharding import Collective
-from autopar.rules.work import extents
 
 Tensors = Mapping[str, Tensor]
 

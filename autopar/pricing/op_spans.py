@@ -18,8 +18,9 @@ from autopar.lowering.routed_pieces import pieces_of
 from autopar.nouns.plan import key
 from autopar.pricing.in_pieces import Laid
 from autopar.pricing.op_prices import inside_ps
+from autopar.pricing.parameters import parameters_of
 from autopar.pricing.prices import PICOSECONDS, Prices
-from autopar.pricing.summary import adding, parameters_of
+from autopar.pricing.summary import adding
 from autopar.pricing.tp_pieces import Beside, laid, site_beside
 from autopar.rules.resharding import Collective, Step, collectives
 

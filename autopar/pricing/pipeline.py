@@ -17,7 +17,7 @@ import numpy as np
 
 from autopar.cost_models.columns import Number, plain, table
 from autopar.nouns.cluster import Cluster
-from autopar.nouns.plan import Memory
+from autopar.nouns.prediction import Memory
 from autopar.nouns.recompute import Recompute
 from autopar.pipeline.actions import Action, Schedule
 from autopar.pipeline.check import held

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from autopar.cost_models.physics import broken
-from autopar.nouns.plan import Memory
+from autopar.nouns.prediction import Memory
 from autopar.nouns.recompute import Recompute
 from autopar.pipeline.schedules.one_way import one_f_one_b
 from autopar.pricing.bounds import pipeline_bounds

@@ -22,11 +22,12 @@ from autopar.pricing.rings import bare
 from autopar.pricing.software.figures import Figures
 from autopar.pricing.software.trainer import Trainer
 from autopar.pricing.units.moves import move_time_s
+from autopar.rules.extents import extents, split_ways
 from autopar.rules.fusion import ALONE, Fusion
 from autopar.rules.narrow import RECIPE
 from autopar.rules.resharding import SHIFT, Collective, Step, collectives
 from autopar.rules.strategies import flows
-from autopar.rules.work import Work, extents, op_work, split_ways
+from autopar.rules.work import Work, op_work
 
 PICOSECONDS = 10**12
 

@@ -6,7 +6,6 @@ do not change what a rank computes in a microbatch, only how its model state is 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -18,15 +17,15 @@ import numpy as np
 from autopar.lowering.collectives import loss_bytes
 from autopar.lowering.counts import global_counts, label_collectives
 from autopar.lowering.issued import internal_collectives, last_kept, rerun_collectives
-from autopar.lowering.lowered import Lowered, LoweredTensor, stored
+from autopar.lowering.lowered import Lowered
 from autopar.lowering.routed_pieces import pieces_of
-from autopar.lowering.state import LOSS_BYTES, split_of
+from autopar.lowering.state import LOSS_BYTES
 from autopar.nouns.axes import SLICE
 from autopar.nouns.graph import DTYPE_BYTES
-from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import key
 from autopar.nouns.recompute import Recompute
 from autopar.pricing.op_prices import inside_ps
+from autopar.pricing.parameters import buffer_bytes, parameters_of, read_late
 from autopar.pricing.prices import PICOSECONDS, Prices
 from autopar.pricing.tp_pieces import InPieces
 from autopar.pricing.units.activations import (
@@ -40,9 +39,9 @@ from autopar.pricing.units.activations import (
 from autopar.pricing.units.unit import Kind, Sliced, Unit
 from autopar.pricing.units.walk import Life
 from autopar.pricing.xla_lives import XlaLives, xla_lives
+from autopar.rules.flops import again_share
 from autopar.rules.implementations.table import KEPT_ROWS, work_of_slices
 from autopar.rules.resharding import SHIFT
-from autopar.rules.work import again_share
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,13 +152,13 @@ def summarise(
         lives={} if framework == "jax" else activation_lives(lowered, inner, kept),
         inner_lives=inner,
         kept=kept,
-        buffer_bytes=_buffer_bytes(lowered),
+        buffer_bytes=buffer_bytes(lowered),
         counts=global_counts(lowered.graph),
         labels_s=sum(prices.collective(c) for _, c in label_collectives(lowered)) / PICOSECONDS,
         loss_bytes=loss_bytes(lowered),
         packages=frozenset(_packages(lowered)),
         xla=xla_lives(lowered, known.xla if known else None) if framework == "jax" else None,
-        late=_read_late(lowered),
+        late=read_late(lowered),
         waiting={
             name: waiting_bytes(part) for name, part in {"": lowered, **lowered.blocks}.items()
         },
@@ -288,52 +287,6 @@ def _moved(
     return (forward, backward), (met_forward, met_backward)
 
 
-def _read_late(lowered: Lowered) -> dict[Kind, int]:
-    """Elements of trained parameters that ops behind the last block read."""
-    names: set[str] = set()
-    for op in reversed(lowered.ops):
-        if op.bound is None:
-            break
-        names.update(op.op.inputs)
-    numel: dict[Kind, int] = {}
-    for value in (lowered.tensors[n] for n in names if n in lowered.tensors):
-        if value.tensor.role == "parameter" and value.tensor.differentiable:
-            kind, elements = _held(value, lowered.mesh)
-            numel[kind] = numel.get(kind, 0) + elements
-    return numel
-
-
-def _held(value: LoweredTensor, mesh: Mesh) -> tuple[Kind, int]:
-    """Of a parameter, and elements on one model rank."""
-    held = stored(value.produced)
-    elements = math.prod(held.local_shape(value.tensor.shape, mesh))
-    return Kind(value.tensor.dtype, split_of(held)), elements
-
-
-def parameters_of(
-    lowered: Lowered,
-) -> tuple[dict[Kind, int], dict[Kind, int], dict[str, int], frozenset[str]]:
-    """Elements on one model rank, trained and frozen, by kind; bytes of gradients that are partial
-    sums, by model axes; the axes that cut a trained one."""
-    trained: dict[Kind, int] = {}
-    frozen: dict[Kind, int] = {}
-    deferred: dict[str, int] = {}
-    cutting: set[str] = set()
-    for value in lowered.tensors.values():
-        if value.tensor.role != "parameter":
-            continue
-        held = stored(value.produced)
-        kind, numel = _held(value, lowered.mesh)
-        elements = trained if value.tensor.differentiable else frozen
-        elements[kind] = elements.get(kind, 0) + numel
-        if not value.tensor.differentiable:
-            continue
-        cutting.update(axis for axis, placed in held.placements if placed.kind == "S")
-        if axes := "+".join(axis for axis, placed in held.placements if placed.kind == "D"):
-            deferred[axes] = deferred.get(axes, 0) + numel * DTYPE_BYTES[kind.dtype]
-    return trained, frozen, deferred, frozenset(cutting)
-
-
 def _packages(lowered: Lowered) -> Iterator[str]:
     for op in lowered.ops:
         yield from _package(op.op.source.file)
@@ -348,11 +301,3 @@ def _package(file: str) -> tuple[str, ...]:
     if "site-packages" not in parts[:-1]:
         return ()
     return (parts[parts.index("site-packages") + 1],)
-
-
-def _buffer_bytes(lowered: Lowered) -> int:
-    own = sum(t.tensor.size_bytes for t in lowered.tensors.values() if t.tensor.role == "buffer")
-    return own + sum(
-        _buffer_bytes(body) * len(dict.fromkeys(lowered.graph.blocks[name].instances))
-        for name, body in lowered.blocks.items()
-    )

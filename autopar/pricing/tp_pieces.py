@@ -33,10 +33,10 @@ from autopar.nouns.plan import key
 from autopar.nouns.sharding import Sharding
 from autopar.pricing.in_pieces import ONE, WORTH, Laid, laid_beside
 from autopar.pricing.prices import PICOSECONDS, Prices
+from autopar.rules.extents import extents
 from autopar.rules.notation import BoundRule
 from autopar.rules.resharding import Collective, Step, collectives
 from autopar.rules.strategies import Strategy
-from autopar.rules.work import extents
 
 Products = Sequence[tuple[Op, BoundRule]]
 Ends = tuple[Sharding, Sharding]

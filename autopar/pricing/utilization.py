@@ -13,8 +13,9 @@ from __future__ import annotations
 
 from autopar.nouns.cluster import Cluster, Device
 from autopar.nouns.graph import Graph
+from autopar.rules.flops import flops
 from autopar.rules.registry import bind
-from autopar.rules.work import PRODUCTS, arithmetic_dtype, flops
+from autopar.rules.work import PRODUCTS, arithmetic_dtype
 
 
 def model_flops(graph: Graph) -> dict[str, float]:

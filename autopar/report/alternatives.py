@@ -11,9 +11,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from autopar.nouns.problem import FORBIDDEN, NoFeasibleAnswer, Problem, Solution
+from autopar.nouns.problem import FORBIDDEN, NoFeasibleAnswer, Problem
+from autopar.nouns.solution import Solution
 from autopar.pricing.prices import PICOSECONDS
-from autopar.report.explain import Alternative
+from autopar.report.explained import Alternative
 from autopar.searchers import search
 
 EXACT = "elimination"

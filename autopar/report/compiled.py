@@ -11,7 +11,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from autopar.lowering.collectives import Row
-from autopar.nouns.plan import Memory
+from autopar.nouns.prediction import Memory
 from autopar.report.render import indented, table
 from autopar.report.units import duration, percent, size
 from autopar.runtime.ahead.compile_job import Compiled

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from autopar.cost_models.provenance import family_origins, summary
-from autopar.nouns.plan import Memory
+from autopar.nouns.prediction import Memory
 from autopar.planner.family.estimate import Estimate
 from autopar.report.units import duration, percent, size
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from autopar.nouns.plan import Prediction
+from autopar.nouns.prediction import Prediction
 from autopar.report.units import duration, size
 
 SMALL = 0.01

@@ -14,7 +14,8 @@ from autopar.lowering.stages import CutError
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.graph import Graph
 from autopar.nouns.pieces import COUNTS
-from autopar.nouns.plan import Memory, Plan, Spread
+from autopar.nouns.plan import Plan, Spread
+from autopar.nouns.prediction import Memory
 from autopar.planner.ask.sentences import short_text
 from autopar.planner.problem.bindings import Bindings
 from autopar.planner.problem.folding import fold

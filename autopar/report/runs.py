@@ -14,7 +14,7 @@ from autopar.report.units import duration, size
 
 if TYPE_CHECKING:
     from autopar.nouns.imbalance import Imbalance
-    from autopar.nouns.plan import Prediction
+    from autopar.nouns.prediction import Prediction
     from autopar.nouns.style import Style
     from autopar.runtime.jobs.result import RunResult
     from autopar.runtime.verify.verified import VerifyResult

@@ -8,18 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from autopar.rules.notation import (
-    FACTOR,
-    BoundRule,
-    Dim,
-    Factor,
-    FactorKind,
-    Rule,
-    RuleError,
-    Term,
-    parse_rule,
-    told_apart,
-)
+from autopar.rules.notation import BoundRule, Dim, Factor, FactorKind, Rule, RuleError, Term
+from autopar.rules.rule_text import FACTOR, parse_rule, told_apart
 
 
 def bind_rule(

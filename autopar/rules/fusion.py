@@ -26,10 +26,10 @@ from autopar.nouns.graph import Graph, Op, Tensor
 from autopar.nouns.kinds import KINDS
 from autopar.nouns.plan import key
 from autopar.rules.kept_whole import MARK
+from autopar.rules.moved_bytes import Moves
 from autopar.rules.notation import BoundRule
 from autopar.rules.registry import bind
 from autopar.rules.strategies import flows
-from autopar.rules.work import Moves
 
 WINDOWED = ("max_pool", "avg_pool", "adaptive_avg_pool", "interpolate")
 

@@ -13,8 +13,9 @@ from autopar.rules.advice import no_rule
 from autopar.rules.binding import bind_rule
 from autopar.rules.called import given_rule, is_called
 from autopar.rules.kept_whole import MARK, whole_rule
-from autopar.rules.notation import FACTOR, BoundRule, Rule, RuleError, RuleMaker, parse_rule
+from autopar.rules.notation import BoundRule, Rule, RuleError, RuleMaker
 from autopar.rules.own_functions import FUNCTION, as_differentiated, known_rule
+from autopar.rules.rule_text import FACTOR, parse_rule
 from autopar.rules.table import TABLE
 from autopar.rules.torch_calls import POINTWISE, pointwise_rule
 

@@ -1,20 +1,26 @@
-"""PyTorch ops that have no kind of their own and are called again as they were.
-
-The op's attr ``torch`` holds the call: ``args`` with operands as ``"%0"``, and ``kwargs``.
-"""
+"""PyTorch ops that have no kind of their own and are called again as they were: the table of their
+rules, and those of them that are about no family of calls."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
 
 from autopar.nouns.graph import Op, Tensor
 from autopar.rules.elementwise import TRANSCENDENTAL
-from autopar.rules.kept import Kept
+from autopar.rules.images import (
+    conv_transpose,
+    first_dim,
+    most_of_windows,
+    pooled,
+    resized,
+    windows_of_dim,
+)
+from autopar.rules.index_writes import add_at, index_put, scatter_add, scatter_reduce
 from autopar.rules.kept_whole import whole_rule
 from autopar.rules.notation import Rule, RuleMaker
+from autopar.rules.recurrent import cell, recurrent
 from autopar.rules.terms import letters, positive, text
+from autopar.rules.torch_arguments import argument, dim_argument
 
 POINTWISE = "pointwise"
 """The attr of an op without a kind that PyTorch itself calls pointwise."""
@@ -31,18 +37,6 @@ def pointwise_rule(operands: int, results: int) -> Rule:
     )
 
 
-def _argument(op: Op, place: int, name: str, default: Any) -> Any:
-    """An argument of the original call, by place or by name."""
-    call = op.attrs.get("torch", {})
-    args, kwargs = call.get("args", ()), call.get("kwargs", {})
-    return args[place] if len(args) > place else kwargs.get(name, default)
-
-
-def _dim(op: Op, place: int, rank: int) -> int:
-    """The call's ``dim``; the last one by default."""
-    return positive(int(_argument(op, place, "dim", -1)), rank)
-
-
 def _along(
     place: int, saves_results: tuple[int, ...] = (), saves: tuple[int, ...] = ()
 ) -> RuleMaker:
@@ -50,7 +44,7 @@ def _along(
 
     def make(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
         rank = len(operands[0].shape)
-        dim, names = _dim(op, place, rank), letters(rank)
+        dim, names = dim_argument(op, place, rank), letters(rank)
         terms = [
             [f"{n}_{i}!" if d == dim else n for d, n in enumerate(names)]
             for i in range(len(operands) + len(results))
@@ -74,7 +68,7 @@ def _over(
 
     def make(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
         rank = len(operands[0].shape)
-        given = _argument(op, place, "dim", usual)
+        given = argument(op, place, "dim", usual)
         listed = (
             range(rank) if given is None else given if isinstance(given, tuple | list) else (given,)
         )
@@ -97,7 +91,7 @@ def _diagonal(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...])
     """diagonal(x, offset, dim1, dim2): two dims become one, which comes last."""
     del results
     rank = len(operands[0].shape)
-    dims = [positive(int(_argument(op, 2 + i, f"dim{1 + i}", i)), rank) for i in range(2)]
+    dims = [positive(int(argument(op, 2 + i, f"dim{1 + i}", i)), rank) for i in range(2)]
     names = letters(rank)
     left = [f"{n}!" if i in dims else n for i, n in enumerate(names)]
     right = [n for i, n in enumerate(names) if i not in dims]
@@ -146,7 +140,7 @@ def _divergence(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...
 def _cosine(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
     """cosine_similarity(x, y, dim): operands broadcast, ``dim`` stays whole and is gone."""
     rank = max(len(t.shape) for t in operands)
-    place, names = positive(int(_argument(op, 2, "dim", 1)), rank), letters(rank)
+    place, names = positive(int(argument(op, 2, "dim", 1)), rank), letters(rank)
     terms = [
         [
             "1" if n == 1 and name != names[place] else name + "!" * (name == names[place])
@@ -157,43 +151,6 @@ def _cosine(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -
     kept = [n for i, n in enumerate(names) if i != place]
     right = ["1" if n == 1 else name for name, n in zip(kept, results[0].shape, strict=True)]
     return Rule(text(terms, [right]), saves=(0, 1), flops=6.0, backward=2.0, cost="reduction")
-
-
-def _first_dim(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
-    """The samples stand side by side in dim 0 of the first operand; all else stays whole."""
-    del op
-    terms = [
-        ["b" if j == 0 and i in (0, len(operands)) else f"x{i}_{j}!" for j in range(len(t.shape))]
-        for i, t in enumerate((*operands, *results))
-    ]
-    count = len(operands)
-    return Rule(text(terms[:count], terms[count:]), linear=True, flops=0.0)
-
-
-def _resized(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
-    """Images [b, c, *s] in another size: every channel for itself."""
-    del op, results
-    rank = len(operands[0].shape) - 2
-    old, new = ([f"{n}!" for n in letters(rank, first)] for first in "ps")
-    return Rule(text([["b", "c", *old]], [["b", "c", *new]]), flops=1.0, cost="reduction")
-
-
-def _windows(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
-    """unfold(x, dim, size, step): windows of ``dim``, which stand last."""
-    del results
-    rank = len(operands[0].shape)
-    dim, names = positive(int(_argument(op, 1, "dimension", 0)), rank), letters(rank)
-    left, windows = ([f"{n}{i}!" if d == dim else n for d, n in enumerate(names)] for i in "ow")
-    return Rule(text([left], [[*windows, "inside!"]]), linear=True, flops=0.0)
-
-
-def _most_of_windows(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
-    """Images [b, c, *s] to the largest of each window and its place: every channel for itself."""
-    del op, results
-    rank = len(operands[0].shape) - 2
-    old, new = ([f"{n}!" for n in letters(rank, first)] for first in "ps")
-    made = ["b", "c", *new]
-    return Rule(text([["b", "c", *old]], [made, made]), saves=(0,), saves_results=(1,))
 
 
 def _matrices(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
@@ -222,74 +179,6 @@ def _placed(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -
     return Rule(text(terms, [names]), flops=8.0)
 
 
-def _pooled(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
-    """Means over windows of an image, which torch keeps for its shape."""
-    return replace(_resized(op, operands, results), saves=(0,))
-
-
-def _conv_transpose(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
-    """x [b, c, *s], weight [c, o / groups, *k], bias? [o]: o splits where there are no groups."""
-    del results
-    rank = len(operands[0].shape) - 2
-    groups = int(_argument(op, 6, "groups", 1))
-    old, kernel, new = ([f"{p}{i}!" for i in range(rank)] for p in ("i", "k", "s"))
-    filters, out = ("o", "o") if groups == 1 else ("o!", "m!")
-    terms = [["b", "c!", *old], ["c!", filters, *kernel], [out]]
-    points = ("b", "c", "o", *(n[:-1] for n in old + kernel))
-    return Rule(
-        text(terms[: len(operands)], [["b", out, *new]]),
-        saves=(0, 1),
-        flop_terms=((2.0, points),),
-        cost="conv",
-    )
-
-
-def _recurrent(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
-    """lstm, gru, rnn over [b, t, i] or [t, b, i]: the samples run side by side, in each state too.
-
-    Operands are the input, the states [l, b, h] and the weights.
-    """
-    states = len(results) - 1
-    batch_first = bool(op.attrs.get("torch", {}).get("args", (False,))[-1])
-    sequence = ["b", "t!", "i!"] if batch_first else ["t!", "b", "i!"]
-    if len(operands[0].shape) != 3 or len(operands[1].shape) != 3:
-        return whole_rule(operands, results)
-    weights = [
-        [f"w{i}_{j}!" for j in range(len(t.shape))] for i, t in enumerate(operands[1 + states :])
-    ]
-    given = [[f"l{i}!", "b", f"h{i}!"] for i in range(states)]
-    out = [*sequence[:2], "o!"]
-    points = float(sum(t.numel for t in operands[1 + states :]))
-    layers = operands[1].shape[0]
-    return Rule(
-        text([sequence, *given, *weights], [out, *given]),
-        saves=tuple(range(len(operands))),
-        saves_results=(0,),
-        keeps=(Kept(("b", "t", "o"), 4 * 4 * layers),),
-        flop_terms=((2.0 * points, ("b", "t")),),
-        backward=2.0,
-        cost="matmul",
-    )
-
-
-def _cell(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
-    """lstm_cell, gru_cell, rnn cells: input and states [b, ...], then the weights."""
-    del op
-    states = len(results)
-    given = [["b", f"h{i}!"] for i in range(states)]
-    rest = operands[1 + states :]
-    weights = [[f"w{i}_{j}!" for j in range(len(t.shape))] for i, t in enumerate(rest)]
-    return Rule(
-        text([["b", "i!"], *given, *weights], given),
-        saves=tuple(range(len(operands))),
-        saves_results=tuple(range(states)),
-        keeps=(Kept(("b", "h0"), 4 * 4),),
-        flop_terms=((2.0 * sum(t.numel for t in rest), ("b",)),),
-        backward=2.0,
-        cost="matmul",
-    )
-
-
 def _prelu(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
     """One slope for all, or one for each channel of dim 1."""
     del op, results
@@ -300,68 +189,10 @@ def _prelu(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) ->
 
 def _histogram(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
     """histc(x, bins, min, max): counts add up, unless the range is that of the values at hand."""
-    if _argument(op, 2, "min", 0) == _argument(op, 3, "max", 0):
+    if argument(op, 2, "min", 0) == argument(op, 3, "max", 0):
         return whole_rule(operands, results)
     counted = [f"{n}+" for n in letters(len(operands[0].shape))]
     return Rule(text([counted], [["bins!"]]), cost="reduction")
-
-
-def _index_put(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
-    """index_put(x, indices, values): what is written to, and from where, stays whole.
-
-    ``indices`` has a tensor for each leading dim of x, or None. Their dims stand in the values
-    where the indexed dims stood if those adjoin, else first.
-    """
-    x, *indices, values = operands
-    given = [i for i, v in enumerate(_argument(op, 1, "indices", ())) if v is not None]
-    if len(given) != len(indices) or any(i.dtype == "bool" for i in indices):
-        return whole_rule(operands, results)
-    names = letters(len(x.shape))
-    target = [f"{n}!" if d in given else n for d, n in enumerate(names)]
-    rest = [n for d, n in enumerate(names) if d not in given]
-    deep = max(len(i.shape) for i in indices)
-    looked = [f"j{d}!" for d in range(deep)]
-    at = given[0] if given == list(range(given[0], given[0] + len(given))) else 0
-    written = [*rest[:at], *looked, *rest[at:]]
-    sizes = dict(zip(names, x.shape, strict=True))
-    for tensor in indices:
-        for name, n in zip(looked[deep - len(tensor.shape) :], tensor.shape, strict=True):
-            sizes[name] = max(sizes.get(name, 1), n)
-
-    def broadcast(term: list[str], tensor: Tensor) -> list[str]:
-        own = term[len(term) - len(tensor.shape) :]
-        return ["1" if n == 1 else name for name, n in zip(own, tensor.shape, strict=True)]
-
-    terms = [target, *(broadcast(looked, i) for i in indices), broadcast(written, values)]
-    saves = tuple(range(1, len(operands) - 1))
-    return Rule(text(terms, [target]), saves=saves, flops=0.0, cost="gather")
-
-
-def _add_at(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
-    """index_add(x, dim, index, source): ``dim`` stays whole in x, as index and source do there."""
-    del results
-    rank = len(operands[0].shape)
-    dim, names = positive(int(_argument(op, 1, "dim", 0)), rank), letters(rank)
-    target = [f"{n}!" if d == dim else n for d, n in enumerate(names)]
-    source = ["i!" if d == dim else n for d, n in enumerate(names)]
-    index = ["i!"] if operands[1].shape else []
-    # Of the source backward wants the shape alone, and torch keeps it whole for that.
-    saves = (1, 2) if operands[2].differentiable else ()
-    return Rule(text([target, index, source], [target]), saves=saves, cost="gather")
-
-
-def _scatter_add(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
-    """scatter_add(x, dim, index, source): dims of one size are one factor, others stay whole."""
-    del results
-    rank = len(operands[0].shape)
-    dim = positive(int(_argument(op, 1, "dim", 0)), rank) if rank else 0
-    terms: list[list[str]] = [[], [], []]
-    for d, name in enumerate(letters(rank)):
-        same = d != dim and len({t.shape[d] for t in operands}) == 1
-        for k, term in enumerate(terms):
-            term.append(name if same else f"{name}_{k}!")
-    saves = (1,) if operands[2].differentiable else ()
-    return Rule(text(terms, [terms[0]]), saves=saves, cost="gather")
 
 
 def _decomposed(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
@@ -380,12 +211,6 @@ def _decomposed(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...
         backward=2.0,
         cost="reduction",
     )
-
-
-def _scatter_reduce(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
-    """scatter_reduce(x, dim, index, source, reduce): as `scatter_add`, of any reduction."""
-    rule = _scatter_add(op, operands, results)
-    return replace(rule, saves=(0, 1, 2), saves_results=(0,))
 
 
 TORCH_CALLS: Mapping[str, Rule | RuleMaker] = {
@@ -414,8 +239,8 @@ TORCH_CALLS: Mapping[str, Rule | RuleMaker] = {
         backward=2.0,
         cost="reduction",
     ),
-    "aten::adaptive_max_pool2d": _most_of_windows,
-    "aten::adaptive_max_pool3d": _most_of_windows,
+    "aten::adaptive_max_pool2d": most_of_windows,
+    "aten::adaptive_max_pool3d": most_of_windows,
     "aten::bucketize": _placed,
     "aten::cosine_similarity": _cosine,
     "aten::cummax": _along(1, (1,), (0,)),
@@ -425,8 +250,8 @@ TORCH_CALLS: Mapping[str, Rule | RuleMaker] = {
     "aten::diff": _along(2),
     "aten::glu": _along(1, saves=(0,)),
     "aten::histc": _histogram,
-    "aten::index_add": _add_at,
-    "aten::index_put": _index_put,
+    "aten::index_add": add_at,
+    "aten::index_put": index_put,
     "aten::lerp": _lerp,
     "aten::linalg_vector_norm": _over(2, (0,), (0,)),
     "aten::prod": _over(1, (0,), (0,)),
@@ -438,8 +263,8 @@ TORCH_CALLS: Mapping[str, Rule | RuleMaker] = {
     "aten::logcumsumexp": _along(1, (0,), (0,)),
     "aten::_pdist_forward": Rule("n! m! -> pairs!", saves=(0,), saves_results=(0,), flops=3.0),
     "aten::prelu": _prelu,
-    "aten::scatter_add": _scatter_add,
-    "aten::scatter_reduce": _scatter_reduce,
+    "aten::scatter_add": scatter_add,
+    "aten::scatter_reduce": scatter_reduce,
     "aten::grid_sampler_2d": Rule(
         "n c h! w!, n p q t! -> n c p q", saves=(0, 1), flops=10.0, cost="gather"
     ),
@@ -447,7 +272,7 @@ TORCH_CALLS: Mapping[str, Rule | RuleMaker] = {
     "aten::slice_scatter": _along(2),
     "aten::sort": _along(1, (1,)),
     "aten::topk": _along(2, (1,)),
-    "aten::unfold": _windows,
+    "aten::unfold": windows_of_dim,
     "aten::view_as_real": Rule("... -> ... c!", flops=0.0, view=True),
     # Rows x [s, k] stand in order of their expert; offsets [e] say where each one's rows end.
     "transformers::grouped_mm_fallback": Rule(
@@ -463,15 +288,15 @@ TORCH_CALLS: Mapping[str, Rule | RuleMaker] = {
         f"aten::{name}": _decomposed
         for name in "_linalg_det _linalg_slogdet _linalg_eigh _linalg_svd linalg_qr".split()
     },
-    **{f"aten::conv_transpose{n}d": _conv_transpose for n in (1, 2, 3)},
+    **{f"aten::conv_transpose{n}d": conv_transpose for n in (1, 2, 3)},
     **{
-        f"aten::upsample_{name}": _resized
+        f"aten::upsample_{name}": resized
         for name in (
             "nearest1d nearest2d nearest3d linear1d bilinear2d trilinear3d bicubic2d"
         ).split()
     },
-    **{f"aten::avg_pool{n}d": _pooled for n in (1, 2, 3)},
-    **dict.fromkeys(("aten::pixel_shuffle", "aten::pixel_unshuffle", "aten::im2col"), _first_dim),
-    **dict.fromkeys(("aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu"), _recurrent),
-    **{f"aten::{name}_cell": _cell for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")},
+    **{f"aten::avg_pool{n}d": pooled for n in (1, 2, 3)},
+    **dict.fromkeys(("aten::pixel_shuffle", "aten::pixel_unshuffle", "aten::im2col"), first_dim),
+    **dict.fromkeys(("aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu"), recurrent),
+    **{f"aten::{name}_cell": cell for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")},
 }

@@ -55,7 +55,7 @@ def plan(
     """
     from autopar.cli.commands import check_output, plan_files, search, write_plan
     from autopar.cli.options import parse_imbalance, parse_style
-    from autopar.nouns.layout import pairs_of
+    from autopar.nouns.grammar import pairs_of
     from autopar.script.workloads import given_workload
 
     target = Path(folder)

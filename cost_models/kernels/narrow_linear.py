@@ -19,7 +19,7 @@ from autopar.cost_models.kernels.narrow import cast_s
 from autopar.cost_models.kernels.products import WIDTH
 from autopar.nouns.cluster import Device, short_dtype
 from autopar.nouns.recipes import SUMMED, Narrow, Product
-from autopar.rules.work import thinness
+from autopar.rules.work_shape import thinness
 
 KERNELS = {"fp8-tensor": "fp8", "fp8-row": "fp8_block", "fp8-block": "fp8_block", "mxfp8": "mxfp8"}
 """The kernels that a recipe's products and casts are priced as; rowwise ones reach what blockwise

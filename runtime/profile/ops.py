@@ -19,8 +19,9 @@ import torch.nn.functional as F
 
 from autopar.nouns.graph import Op, Role
 from autopar.nouns.graph import Tensor as GraphTensor
+from autopar.rules.extents import ONE_DEVICE, WHOLE_OP
 from autopar.rules.registry import bind
-from autopar.rules.work import ONE_DEVICE, WHOLE_OP, Work, op_work
+from autopar.rules.work import Work, op_work
 from autopar.runtime.pytorch.layers import attention
 from autopar.runtime.pytorch.norms import rms_norm, rotary
 from autopar.runtime.pytorch.vocabulary import cross_entropy

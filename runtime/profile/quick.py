@@ -11,9 +11,9 @@ from collections.abc import Iterator
 
 import torch
 
+from autopar.runtime.profile.bench import Bench
 from autopar.runtime.profile.ops import Case, cases
 from autopar.runtime.profile.worker import (
-    Bench,
     begun,
     end,
     measure_case,

@@ -13,205 +13,23 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from statistics import quantiles
 from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 
-from autopar.runtime.jobs.host_memory import forget_peak, resident_bytes
+from autopar.runtime.profile.bench import Bench
 from autopar.runtime.profile.collectives import Overlap, exchanges, units
 from autopar.runtime.profile.ops import CHAIN_BYTES, Case, Chain, Update, cases
-from autopar.runtime.pytorch.training.load import start
+from autopar.runtime.profile.process import measure_process
 
-ENOUGH_S = 0.25
-FEWEST, MOST = 5, 20
-SETTLED_S, SETTLED = 2.0, 8
-"""The same where memory is taken and given back: a heap needs some steps to reach its size."""
-LEAST_S = 1e-9
-"""No call is as short: a profile refuses such a figure."""
-WAITS = 5
-"""Figures of `Bench.waited`, each the mean of many calls: delays are rare and long."""
 SEGMENTS_S = (5e-3, 20e-3, 80e-3)
 """Compute between two meetings of ranks, from a layer's part to several layers."""
 PAUSE_S = 1.5e-3
 """Compute between collectives: about what lies between two of a tensor-parallel layer."""
-
-
-class Bench:
-    """Times calls on every rank at once; rank 0 prints the result."""
-
-    def __init__(
-        self,
-        known: set[tuple[str, str, float, float]],
-        enough_s: float = ENOUGH_S,
-        fewest: int = FEWEST,
-    ) -> None:
-        """``known`` is not measured again; repeats take ``enough_s`` where they are short, and are
-        more than ``fewest``."""
-        self.enough_s, self.fewest = enough_s, fewest
-        self.device = start("auto")
-        self.rank, self.world = dist.get_rank(), dist.get_world_size()
-        self.known = known
-
-    def wants(self, subject: str, key: str, size_bytes: float, flops: float) -> bool:
-        return (subject, key, float(size_bytes), float(flops)) not in self.known
-
-    def slowest(self, *calls: Callable[[], Any], settles: bool = False) -> list[list[float]]:
-        """Seconds of the slowest rank for each of ``calls``: one figure a repeat.
-
-        ``settles``: the calls get faster for a while, so their first half is left out.
-        """
-        return self._times(calls, settles).amax(0).T.tolist()
-
-    def mean(self, *calls: Callable[[], Any]) -> list[list[float]]:
-        """Seconds of the mean over ranks for each of ``calls``: one figure a repeat."""
-        return self._times(calls).mean(0).T.tolist()
-
-    def waited(self, call: Callable[[], Any]) -> list[float]:
-        """Seconds by which the slowest rank falls behind the mean, each the mean of some calls."""
-        taken = torch.cat([self._times([call]) for _ in range(WAITS)], dim=1)[..., 0]
-        return [float(part.mean()) for part in (taken.amax(0) - taken.mean(0)).chunk(WAITS)]
-
-    def _times(self, calls: Sequence[Callable[[], Any]], settles: bool = False) -> torch.Tensor:
-        """[ranks, repeats, calls]; the calls are run in turns."""
-        least_s, fewest = (SETTLED_S, SETTLED) if settles else (self.enough_s, self.fewest)
-        rows: list[list[float]] = []
-        enough = torch.zeros((), device=self.device)
-        began = time.perf_counter()
-        while not enough.item():
-            row = []
-            for call in calls:
-                dist.barrier()
-                before = time.perf_counter()
-                call()
-                if self.device.type == "cuda":
-                    torch.cuda.synchronize()
-                row.append(time.perf_counter() - before)
-            rows.append(row)
-            late = time.perf_counter() - began > least_s
-            enough.fill_(float(len(rows) >= MOST or (late and len(rows) > fewest)))
-            dist.broadcast(enough, 0)
-        own = torch.tensor(
-            rows[len(rows) // 2 if settles else 1 :], dtype=torch.float64, device=self.device
-        )
-        every = [torch.empty_like(own) for _ in range(self.world)]
-        dist.all_gather(every, own)
-        return torch.stack(every)
-
-    def write(
-        self, subject: str, key: str, size_bytes: float, flops: float, times: list[float]
-    ) -> None:
-        """Prints one measurement; ``spread`` is (p90 - p10) / median.
-
-        What adds no time to the compute beside it was lost in noise: that is said, and measured
-        again next time.
-        """
-        if self.rank:
-            return
-        ordered = sorted(times)
-        middle = ordered[len(ordered) // 2]
-        if middle <= LEAST_S:
-            lost = {"left_out": subject, "key": key, "size_bytes": size_bytes, "seconds": middle}
-            print(json.dumps(lost), flush=True)
-            return
-        tenths = quantiles(ordered, n=10)
-        line = {
-            "subject": subject,
-            "key": key,
-            "size_bytes": float(size_bytes),
-            "flops": float(flops),
-            "seconds": middle,
-            "spread": (tenths[-1] - tenths[0]) / middle,
-            "repeats": len(ordered),
-        }
-        print(json.dumps(line), flush=True)
-
-
-def measure_process(bench: Bench) -> None:
-    """Memory that a training process holds before its model, and how long it takes to get there.
-
-    That is the interpreter, torch, the process groups, and what checking the plan against the
-    model needs; the fullest process counts.
-    """
-    if any(subject == "process" for subject, *_ in bench.known):
-        return
-    began = time.perf_counter()
-    _train_something(bench.device)
-    took = time.perf_counter() - began
-    held = torch.tensor(resident_bytes(), dtype=torch.int64, device=bench.device)
-    dist.all_reduce(held, op=dist.ReduceOp.MAX)
-    bench.write("process", "start", float(held), 0.0, [took] * 2)
-    if bench.device.type == "cpu":
-        before, began = resident_bytes(), time.perf_counter()
-        if _import_models():
-            took = time.perf_counter() - began
-            added = torch.tensor(resident_bytes() - before, dtype=torch.int64)
-            dist.all_reduce(added, op=dist.ReduceOp.MAX)
-            bench.write("process", "transformers", max(1.0, float(added)), 0.0, [took] * 2)
-        before, began = resident_bytes(), time.perf_counter()
-        forget_peak()
-        lived = _train_known()
-        took = time.perf_counter() - began
-        grown = torch.tensor(resident_bytes(peak=True) - before, dtype=torch.int64)
-        dist.all_reduce(grown, op=dist.ReduceOp.MAX)
-        bench.write("process", "grown", float(grown), 0.0, [took] * 2)
-        bench.write("process", "lived", float(lived), 0.0, [took] * 2)
-
-
-def _import_models() -> bool:
-    """Imports what models of the Hugging Face library need; False where it is not installed."""
-    try:
-        from transformers import LlamaConfig, LlamaForCausalLM
-    except ImportError:
-        return False
-    with torch.device("meta"):
-        LlamaForCausalLM(LlamaConfig(num_hidden_layers=1, hidden_size=64, vocab_size=64))
-    return True
-
-
-def _train_known() -> int:
-    """Trains layers of known sizes; returns the bytes that live at the worst moment of a step."""
-    width, layers, rows = 1024, 8, 512
-    model = torch.nn.Sequential(
-        *(m for _ in range(layers) for m in (torch.nn.Linear(width, width), torch.nn.ReLU()))
-    )
-    wrapped = torch.nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
-    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    for _ in range(4):
-        optimizer.zero_grad()
-        wrapped(torch.rand(rows, width)).square().mean().backward()
-        optimizer.step()
-    held = sum(p.numel() for p in model.parameters())
-    # Parameters, gradients and two slots; what the products and the loss save; two gradients.
-    return 4 * (4 * held + (layers + 4) * rows * width)
-
-
-def _train_something(device: torch.device) -> None:
-    """Captures and trains a model of a few numbers: loads all that a training process loads."""
-    from autopar.frontends.dispatch import capture
-    from autopar.nouns.workload import Workload
-
-    class Line(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.line = torch.nn.Linear(8, 8)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            y: torch.Tensor = self.line(x)
-            return y.square().mean()
-
-    capture(Workload(model=Line, batch=lambda: {"x": torch.zeros(4, 8)}))
-    model = Line().to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    wrapped = torch.nn.parallel.DistributedDataParallel(model)
-    for _ in range(2):
-        wrapped(torch.zeros(4, 8, device=device)).backward()
-        optimizer.step()
 
 
 def measure_ops(bench: Bench) -> None:

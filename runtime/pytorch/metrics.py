@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from autopar.nouns.plan import Prediction
+from autopar.nouns.prediction import Prediction
 from autopar.runtime.pytorch.accelerators import is_accelerator, module_of
 
 

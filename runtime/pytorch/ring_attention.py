@@ -4,14 +4,14 @@ Ring attention (Liu et al., arXiv:2310.01889): a rank computes its queries again
 and values that it holds, while it sends that piece on and the next one comes. Results are merged by
 their log-sum-exp. In backward keys and values go around again, and behind each piece the sum of its
 gradients, as far as its own rank. `ring_blocks` says what is computed of each piece and how many
-bytes move; `ring_kernels` computes a block.
+bytes move; `ring_passing` moves them, `ring_kernels` computes a block.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol, cast
+from collections.abc import Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -25,6 +25,15 @@ from autopar.runtime.pytorch.ring_blocks import Block, Order
 from autopar.runtime.pytorch.ring_checks import check, check_documents
 from autopar.runtime.pytorch.ring_course import Course
 from autopar.runtime.pytorch.ring_kernels import Softmax, backward, forward, wide
+from autopar.runtime.pytorch.ring_masks import (
+    Beside,
+    columns_of,
+    expanded,
+    hidden_by,
+    of_mask,
+    rows_of,
+)
+from autopar.runtime.pytorch.ring_passing import Carrier, Passing, joined, taken_apart
 from autopar.runtime.pytorch.ring_results import Result, computed
 from autopar.runtime.pytorch.zigzag import to_zigzag
 
@@ -81,7 +90,7 @@ def ring_attention(
     course = Course.of(axes, ways, (q.shape[2], k.shape[2]), cast(Order, order), causal, window)
     if documents is not None and order == "zigzag":
         documents = documents[0], to_zigzag(documents[1], 1, math.prod(ways))
-    carrier = _Passing(course.axes, course.around)
+    carrier = Passing(course.axes, course.around)
     return against(carrier, course, q, k, v, mask, scale, documents, sinks)
 
 
@@ -101,7 +110,7 @@ def over_blocks(
     check_documents(q, k, mask, documents, 1)
     course = Course((), (), ((0, tuple(blocks)),))
     mask = None if mask is None else expanded(mask, q, k.shape[2])
-    return against(_Passing((), ()), course, q, k, v, mask, scale, documents, sinks)
+    return against(Passing((), ()), course, q, k, v, mask, scale, documents, sinks)
 
 
 def against(
@@ -122,29 +131,14 @@ def against(
     if own is not None and every is not None:
         course = course.within(own, every, k.shape[2])
     scale = q.shape[3] ** -0.5 if scale is None else scale
-    return _computed(q, k, v, _Beside(mask, own, every, sinks), course, scale, carrier)
-
-
-class Carrier(Protocol):
-    """How pieces of keys and values, each pair in one flat tensor, come to who computes with them:
-    the own one first."""
-
-    def holds(self) -> Tensor | None:
-        """The own pair, where it stays until backward anyhow."""
-
-    def around(self, pair: Tensor, visit: Callable[[Tensor], object]) -> None:
-        """``visit`` of each piece; ``pair``: the own one."""
-
-    def there_and_back(self, pair: Tensor, visit: Callable[[Tensor], Tensor]) -> Tensor:
-        """The same, where ``visit`` returns a part of its piece's gradient: the sum of all parts
-        for the own piece."""
+    return _computed(q, k, v, Beside(mask, own, every, sinks), course, scale, carrier)
 
 
 def _computed(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    beside: _Beside,
+    beside: Beside,
     course: Course,
     scale: float,
     carrier: Carrier,
@@ -153,23 +147,6 @@ def _computed(
     held = None if sinks is None else sinks.detach()
     out, lost = apply(_Ring, q, k, v, *hidden, held, course, scale, carrier)
     return cast(Tensor, out if sinks is None else apply(_Sinks, out, sinks, lost))
-
-
-def expanded(mask: Tensor, q: Tensor, columns: int) -> Tensor:
-    """Of four dims and all columns."""
-    mask = mask if mask.dtype is torch.bool else mask.to(q.dtype)
-    mask = mask.view(*[1] * (4 - mask.dim()), *mask.shape)
-    return mask.expand(*mask.shape[:3], columns)
-
-
-class _Beside(NamedTuple):
-    """What scores meet beside keys: a mask, or the documents' numbers of ``own`` rows and of
-    ``every`` column as pieces come around; and sinks."""
-
-    mask: Tensor | None
-    own: Tensor | None
-    every: Tensor | None
-    sinks: Tensor | None
 
 
 class _Ring(Function):
@@ -188,13 +165,13 @@ class _Ring(Function):
         carrier: Carrier,
     ) -> tuple[Tensor, Tensor | None]:
         """The result, and the weights of sinks."""
-        beside = _Beside(mask, own, every, sinks)
+        beside = Beside(mask, own, every, sinks)
         out, top, total = computed(lambda: _forward(q, k, v, beside, course, scale, carrier))
         assert out is not None
         out = out.detach()  # which may be kept elsewhere, by itself
         pair = carrier.holds()
         if pair is not None:
-            k, v = _apart(pair, k, v)
+            k, v = taken_apart(pair, k, v)
         ctx.save_for_backward(q, k, v, mask, own, every, out, top, total)
         ctx.course, ctx.scale, ctx.carrier = course, scale, carrier
         lost = None
@@ -209,7 +186,7 @@ class _Ring(Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, lost: None = None) -> Any:
         q, k, v, mask, own, every, out, top, total = ctx.saved_tensors
-        beside = _Beside(mask, own, every, None)
+        beside = Beside(mask, own, every, None)
         course: Course = ctx.course
         mask_wanted = ctx.needs_input_grad[3]
         pair_wanted = ctx.needs_input_grad[1] or ctx.needs_input_grad[2]
@@ -219,37 +196,37 @@ class _Ring(Function):
         steps = iter(course.steps)
 
         def visit(pair: Tensor) -> Tensor:
-            keys, values = _apart(pair, k, v)
+            keys, values = taken_apart(pair, k, v)
             sums = torch.zeros_like(pair, dtype=wide(q.dtype))
-            dk, dv = _apart(sums, k, v)
+            dk, dv = taken_apart(sums, k, v)
             first, seen = next(steps)
             for block in seen:
                 part = backward(
-                    _rows(grad, block),
-                    _rows(q, block),
-                    _columns(keys, block),
-                    _columns(values, block),
-                    _hidden(beside, block, first),
-                    _rows(out, block),
-                    _rows(top, block),
-                    None if total is None else _rows(total, block),
+                    rows_of(grad, block),
+                    rows_of(q, block),
+                    columns_of(keys, block),
+                    columns_of(values, block),
+                    hidden_by(beside, block, first),
+                    rows_of(out, block),
+                    rows_of(top, block),
+                    None if total is None else rows_of(total, block),
                     block,
                     ctx.scale,
                     mask_wanted,
                 )
-                _rows(dq, block).add_(part.q)
-                _columns(dk, block).add_(part.k)
-                _columns(dv, block).add_(part.v)
+                rows_of(dq, block).add_(part.q)
+                columns_of(dk, block).add_(part.k)
+                columns_of(dv, block).add_(part.v)
                 if added is not None:
-                    _of_mask(added, block, first).add_(part.mask)
+                    of_mask(added, block, first).add_(part.mask)
             return sums
 
         carrier: Carrier = ctx.carrier
         dk, dv = None, None
         if pair_wanted:
-            dk, dv = _apart(carrier.there_and_back(_joined(k, v), visit), k, v)
+            dk, dv = taken_apart(carrier.there_and_back(joined(k, v), visit), k, v)
         else:
-            carrier.around(_joined(k, v), visit)
+            carrier.around(joined(k, v), visit)
         grads = [(dq, q), (dk, k), (dv, v), (added, mask)]
         cast_back = [None if g is None else g.to(x.dtype) for g, x in grads]
         return *cast_back, None, None, None, None, None, None
@@ -282,7 +259,7 @@ def _forward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    beside: _Beside,
+    beside: Beside,
     course: Course,
     scale: float,
     carrier: Carrier,
@@ -292,111 +269,15 @@ def _forward(
     steps = iter(course.steps)
 
     def visit(pair: Tensor) -> None:
-        keys, values = _apart(pair, k, v)
+        keys, values = taken_apart(pair, k, v)
         first, seen = next(steps)
         for block in seen:
-            operands = _rows(q, block), _columns(keys, block), _columns(values, block)
-            hidden = _hidden(beside, block, first)
+            operands = rows_of(q, block), columns_of(keys, block), columns_of(values, block)
+            hidden = hidden_by(beside, block, first)
             softmax.add(block.rows, forward(*operands, hidden, block, scale))
 
-    carrier.around(_joined(k, v), visit)
+    carrier.around(joined(k, v), visit)
     if beside.sinks is not None:
         softmax.add((0, q.shape[2]), Softmax.of_sinks(beside.sinks, softmax))
     apart = beside.mask is not None and beside.mask.dtype is not torch.bool
     return softmax.result().to(q.dtype), *softmax.normalizer(apart)
-
-
-class _Passing(NamedTuple):
-    """Pieces that pass along axes, ``rounds`` of each."""
-
-    axes: tuple[str, ...]
-    rounds: tuple[int, ...]
-
-    def holds(self) -> Tensor | None:
-        return None
-
-    def around(self, pair: Tensor, visit: Callable[[Tensor], object]) -> None:
-        _around(pair, self.axes, self.rounds, visit)
-
-    def there_and_back(self, pair: Tensor, visit: Callable[[Tensor], Tensor]) -> Tensor:
-        return _there_and_back(pair, self.axes, self.rounds, visit)
-
-
-def _around(
-    pair: Tensor, axes: Sequence[str], around: Sequence[int], visit: Callable[[Tensor], object]
-) -> None:
-    """``visit`` of each piece, this rank's own first, while the next one comes."""
-    if not axes:
-        visit(pair)
-        return
-    for back in range(around[0]):
-        more = back + 1 < around[0]
-        coming = transport.begin_shift(pair, axes[0]) if more else None
-        _around(pair, axes[1:], around[1:], visit)
-        if coming is not None:
-            pair = transport.wait(coming)
-
-
-def _there_and_back(
-    pair: Tensor, axes: Sequence[str], around: Sequence[int], visit: Callable[[Tensor], Tensor]
-) -> Tensor:
-    """`_around`, where ``visit`` returns this rank's part of its piece's gradient: the sum of all
-    ranks' parts for the own piece.
-
-    The sum for a piece begins on the rank after its own, follows the piece, and goes home from the
-    last one that sees it.
-    """
-    if not axes:
-        return visit(pair)
-    axis = axes[0]
-    own: Tensor | None = None
-    behind: Tensor | None = None
-    for back in range(around[0]):
-        more = back + 1 < around[0]
-        coming = transport.begin_shift(pair, axis) if more else None
-        part = _there_and_back(pair, axes[1:], around[1:], visit)
-        if back == 0:
-            own = part
-        else:
-            if behind is not None:
-                part = part + transport.wait(behind)
-            behind = transport.begin_shift(part, axis, 1 if more else -back)
-        if coming is not None:
-            pair = transport.wait(coming)
-    assert own is not None
-    return own if behind is None else own + transport.wait(behind)
-
-
-def _joined(k: Tensor, v: Tensor) -> Tensor:
-    """Both in one flat tensor, which one shift sends."""
-    return torch.cat((k.reshape(-1), v.reshape(-1)))
-
-
-def _apart(pair: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Views of a flat tensor in the shapes of ``k`` and ``v``."""
-    return pair[: k.numel()].view(k.shape), pair[k.numel() :].view(v.shape)
-
-
-def _rows(x: Tensor, block: Block) -> Tensor:
-    return x[:, :, slice(*block.rows)]
-
-
-def _columns(x: Tensor, block: Block) -> Tensor:
-    return x[:, :, slice(*block.columns)]
-
-
-def _hidden(beside: _Beside, block: Block, first: int) -> Tensor | None:
-    """The mask of a block beside what it says itself."""
-    own, every = beside.own, beside.every
-    if not block.mixed or own is None or every is None:
-        return cast(Tensor | None, _of_mask(beside.mask, block, first))
-    rows = own[:, None, slice(*block.rows), None]
-    return rows == every[:, None, None, first + block.columns[0] : first + block.columns[1]]
-
-
-def _of_mask(mask: Any, block: Block, first: int) -> Any:
-    """A view of what a mask says of a block whose piece begins with column ``first`` of all."""
-    if mask is None:
-        return None
-    rows = slice(None) if mask.shape[2] == 1 else slice(*block.rows)
-    return mask[:, :, rows, first + block.columns[0] : first + block.columns[1]]

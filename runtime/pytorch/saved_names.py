@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from autopar.runtime.pytorch.checkpoint import Piece, Pieces
+from autopar.runtime.pytorch.checkpoint_pieces import Piece, Pieces
 from autopar.runtime.pytorch.parameters import Region, region_shape
 from autopar.torch_private.modes import TorchDispatchMode
 from autopar.torch_private.tensors import memory_of

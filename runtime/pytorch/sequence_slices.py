@@ -75,7 +75,7 @@ def count() -> int:
 class Earlier:
     """Keys and values of the slices before the one that runs, for one attention.
 
-    A `ring_attention.Carrier`: the own piece comes first, then those before it, the nearest first,
+    A `ring_passing.Carrier`: the own piece comes first, then those before it, the nearest first,
     as far as ``reach`` of them in all.
     """
 

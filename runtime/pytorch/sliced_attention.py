@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from autopar.runtime.pytorch import sequence_slices
-from autopar.runtime.pytorch.ring_attention import against, expanded
+from autopar.runtime.pytorch.ring_attention import against
 from autopar.runtime.pytorch.ring_blocks import blocks
 from autopar.runtime.pytorch.ring_checks import check, check_documents
 from autopar.runtime.pytorch.ring_course import Course
+from autopar.runtime.pytorch.ring_masks import expanded
 from autopar.runtime.pytorch.sequence_slices import Earlier
 from autopar.runtime.shared.settings import ProgramError
 

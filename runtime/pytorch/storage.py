@@ -1,4 +1,4 @@
-"""Holding a program's parameters: plain, under DDP, or under FSDP2.
+"""Holding a program's parameters: plain here, under DDP (`replicated`), or under FSDP2 (`sharded`).
 
 =====================  =========================================================================
 mesh and zero          how the local pieces are held
@@ -19,7 +19,7 @@ Gradients are sums over the data ranks, never means: the loss of a rank is a sha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from itertools import chain
@@ -27,31 +27,22 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
-from torch.nn.parallel import DistributedDataParallel
 
 from autopar.lowering.state import split_of
-from autopar.nouns.prefetch import USUAL
-from autopar.runtime.pytorch.bucket_sums import BucketSums
 from autopar.runtime.pytorch.carried import write_carried
 from autopar.runtime.pytorch.expert_places import name_layers
-from autopar.runtime.pytorch.gathered_ahead import gather_ahead
 from autopar.runtime.pytorch.held import Held
 from autopar.runtime.pytorch.initialize import Target
 from autopar.runtime.pytorch.limits import bring_within
 from autopar.runtime.pytorch.loss_scale import LossScale
+from autopar.runtime.pytorch.materialise import materialise, unfilled
 from autopar.runtime.pytorch.own_functions import gradients_scaled
-from autopar.runtime.pytorch.parameters import Declared, Region, cut, declared_in, region_shape
+from autopar.runtime.pytorch.parameters import Declared, Region, declared_in
 from autopar.runtime.pytorch.phases import Stopwatch
 from autopar.runtime.pytorch.portions import weighted
 from autopar.runtime.pytorch.ranks import Ranks
-from autopar.runtime.pytorch.shard_groups import ShardGroups
-from autopar.runtime.pytorch.two_level import TwoLevelSum
-from autopar.runtime.pytorch.units import unit_modules
-from autopar.runtime.shared.settings import ProgramError, Settings
-from autopar.torch_private.distributed import ddp_ignores, fsdp_post_backward
-from autopar.torch_private.modules import buffers_of, parameters_of, unsaved_of
+from autopar.runtime.shared.settings import Settings
+from autopar.torch_private.modules import buffers_of, unsaved_of
 
 
 class Storage:
@@ -99,13 +90,13 @@ class Storage:
     def _late(self, declared: Declared) -> tuple[str, ...]:
         return tuple(a for a in declared.deferred_axes() if self.ranks.mesh.size(a) > 1)
 
-    def _reduced_over(self, declared: Declared) -> tuple[str, ...]:
+    def reduced_over(self, declared: Declared) -> tuple[str, ...]:
         """Axes that split the batch and not the parameter, and then `_late`."""
         split = self._split(declared)
         over = {*(a for a in self.ranks.batch_axes if a not in split), *self._late(declared)}
         return tuple(a for a in self.ranks.mesh.axes if a in over)
 
-    def _sharing(self, name: str) -> tuple[str, ...]:
+    def sharing(self, name: str) -> tuple[str, ...]:
         """The axes that share a parameter's state."""
         return self.ranks.mesh.sharing(split_of(self.declared[name].sharding))
 
@@ -194,183 +185,6 @@ class Storage:
         self.model.compile()
 
 
-class Replicated(Storage):
-    """DistributedDataParallel over the data axes; gradients are reduced in the last microbatch."""
-
-    def _wrap(self) -> None:
-        super()._wrap()
-        axes = self.ranks.batch_axes
-        self._ddp: DistributedDataParallel | None = None
-        named = dict(self.model.named_parameters())
-        apart = [name for name in named if split_of(self.declared[name].sharding)]
-        if not any(p.requires_grad for name, p in named.items() if name not in apart):
-            return  # DDP wants a gradient to reduce
-        ddp_ignores(self.model, apart)
-        if not self.settings.two_level:
-            # DDP divides by the number of ranks; the gradient wanted is the sum.
-            self.grad_scale = float(self.ranks.size(*axes))
-        scale = self.grad_scale
-        named = dict(self.model.named_parameters())
-        for name in apart:
-            if named[name].requires_grad:
-                named[name].register_hook(lambda gradient: gradient / scale)  # type: ignore[no-untyped-call]
-        self._ddp = DistributedDataParallel(
-            self.model,
-            process_group=self.ranks.group(*axes),
-            forward_sync_buffers=False,
-            init_sync=False,
-            gradient_as_bucket_view=True,
-            bucket_cap_mb=self.settings.bucket_mib,
-        )
-        self.call = self._ddp
-        if self.settings.two_level:
-            self._on_two_levels(self._ddp, [p for n, p in named.items() if n not in apart])
-
-    def _on_two_levels(self, ddp: DistributedDataParallel, reduced: list[nn.Parameter]) -> None:
-        """Of `reduced`, sums in place of means come out of backward."""
-        groups = self.ranks.two_level_groups(self.ranks.batch_axes, self.settings.two_level)
-        whole_bytes = sum(p.nbytes for p in reduced if p.requires_grad)
-        BucketSums(TwoLevelSum(groups, whole_bytes)).register(ddp)
-
-    def _hold(self, name: str, parameter: nn.Parameter) -> Held:
-        held = super()._hold(name, parameter)
-        if split_of(held.declared.sharding):
-            held.reduce = self._reduced_over(held.declared)
-        return held
-
-    def microbatch(self, last: bool) -> AbstractContextManager[None]:
-        return nullcontext() if last or self._ddp is None else self._ddp.no_sync()
-
-
-class Sharded(Storage):
-    """FSDP2 over the axes that share state, and over ``dp_replicate`` where the mesh has it."""
-
-    def _wrap(self) -> None:
-        ranks, settings = self.ranks, self.settings
-        named = dict(self.model.named_parameters())
-        self._apart = {n for n, p in named.items() if _is_apart(p) or not self._sharing(n)}
-        groups = [*unit_modules(self.model, settings.units), self.model]
-        shards = ShardGroups(ranks)
-        for module in groups:
-            materialise(module, ranks.device)  # one unit at a time has its whole piece in memory
-            named = dict(self.model.named_parameters())
-            ignored = {named[name] for name in self._apart}
-            over = {p: self._sharing(name) for name, p in named.items()}
-            members = _of_unit(module, ignored)
-            fully_shard(
-                module,
-                mesh=shards.mesh(ranks.mesh.sharing()),
-                shard_placement_fn=shards.place({p: over[p] for p in members}),
-                reshard_after_forward=settings.split.parameters and module is not self.model,
-                mp_policy=self._policy(module, members),
-                ignored_params=ignored,
-            )
-        self.groups: list[FSDPModule] = [m for m in groups if isinstance(m, FSDPModule)]
-        for group in self.groups:
-            group.set_gradient_divide_factor(1.0)
-            group.set_force_sum_reduction_for_comms(True)
-        if settings.split.parameters and settings.prefetch != USUAL:
-            called = (*unit_modules(self.model, settings.units, in_order=True), self.model)
-            ordered = [module for module in called if isinstance(module, FSDPModule)]
-            alone = unit_modules(self.model, settings.forward_only)
-            gather_ahead(ordered, settings.prefetch, [m for m in ordered if m in alone])
-
-    def _policy(self, module: nn.Module, here: list[nn.Parameter]) -> MixedPrecisionPolicy:
-        trained = {p.dtype for p in here if p.requires_grad}
-        compute = getattr(torch, self.settings.precision)
-        if len(trained) > 1 and compute is not torch.float32:
-            raise ProgramError(
-                f"parameters of {type(module).__name__} have dtypes {sorted(map(str, trained))}: "
-                f"FSDP2 reduces one dtype per unit in {compute}; declare them alike, or plan with "
-                "--fix zero=0"
-            )
-        # Frozen ones may be stored otherwise, as under adapters: FSDP2 gathers bytes then.
-        stored = next(iter(trained), next(iter({p.dtype for p in here}), torch.float32))
-        wide = any(p.dtype is torch.float32 for p in here)
-        lower = compute if wide and compute is not torch.float32 else None
-        reduced = stored if lower is not None else None
-        if self.settings.reduce_dtype is not None and compute in (torch.bfloat16, torch.float16):
-            reduced = getattr(torch, self.settings.reduce_dtype)
-        return MixedPrecisionPolicy(
-            param_dtype=lower,
-            reduce_dtype=reduced,
-            cast_forward_inputs=False,
-        )
-
-    def _hold(self, name: str, parameter: nn.Parameter) -> Held:
-        held = super()._hold(name, parameter)
-        if name in self._apart:
-            held.reduce = self._reduced_over(held.declared)
-            return held
-        with torch.no_grad():
-            piece = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-        sharing = self._sharing(name)
-        held.region = cut(held.region, 0, self.ranks.size(*sharing), self.ranks.index(*sharing))
-        held.leaf = nn.Parameter(piece.detach(), requires_grad=parameter.requires_grad)
-        held.split = tuple(a for a in self.ranks.mesh.axes if a in (*sharing, *held.split))
-        assert tuple(piece.shape) == region_shape(held.region), name
-        return held
-
-    @contextmanager
-    def microbatch(self, last: bool) -> Iterator[None]:
-        split = self.settings.split
-        for group in self.groups:
-            group.set_requires_gradient_sync(last or split.gradients, recurse=False)
-            group.set_requires_all_reduce(last, recurse=False)
-            # Zero 1 and 2 have whole parameters: between microbatches nothing is dropped.
-            group.set_reshard_after_backward(last or split.parameters, recurse=False)
-        yield
-
-    @contextmanager
-    def part(self) -> Iterator[None]:
-        for group in self.groups:
-            group.set_requires_gradient_sync(False, recurse=False)
-            group.set_reshard_after_backward(False, recurse=False)
-        yield
-
-    def weights(self) -> None:
-        fsdp_post_backward(self.groups[-1])
-
-    def collect(self) -> None:
-        parameters = dict(self.model.named_parameters())
-        with torch.no_grad():
-            for name, held in self.held.items():
-                grad = parameters[name].grad
-                if grad is not None and name not in self._apart:
-                    held.leaf.grad = grad.to_local() if isinstance(grad, DTensor) else grad
-
-    @contextmanager
-    def evaluating(self) -> Iterator[None]:
-        # A forward alone leaves what the backward behind it would have dropped.
-        try:
-            with super().evaluating():
-                yield
-        finally:
-            self.groups[-1].reset_iter_state()
-
-    def zero_grad(self) -> None:
-        super().zero_grad()
-        for parameter in self.model.parameters():
-            parameter.grad = None
-
-    def compile(self) -> None:
-        # FSDP2's hooks sit around the units: what lies between them is compiled.
-        self.compiled = True
-        for group in self.groups[:-1] or self.groups:
-            assert isinstance(group, nn.Module)
-            group.compile()
-
-
-def _of_unit(module: nn.Module, ignored: Set[nn.Parameter]) -> list[nn.Parameter]:
-    """The parameters that FSDP2 shards with ``module``, those of units inside of it left out."""
-    return [p for p in module.parameters() if not isinstance(p, DTensor) and p not in ignored]
-
-
-def _is_apart(parameter: nn.Parameter) -> bool:
-    """Whether FSDP2 leaves it as it is: no dim to cut, or no element to gather and to reduce."""
-    return parameter.dim() == 0 or parameter.numel() == 0
-
-
 def targets(
     held: Iterable[Held], buffers: Iterable[tuple[str, torch.Tensor, Region]]
 ) -> dict[str, Target]:
@@ -383,27 +197,3 @@ def targets(
         twins = () if known is None else (*known.twins, target.tensor)
         by_name[name] = replace(known or target, twins=twins)
     return by_name
-
-
-def unfilled(like: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Memory for a tensor on meta, full of nan: what nobody fills shows in the first loss, and
-    never is what happened to lie there, which may be the right numbers of another tensor."""
-    with torch.no_grad():
-        made = torch.empty_like(like, device=device)
-        if made.is_floating_point() or made.is_complex():
-            made.fill_(torch.nan)
-        elif made.dtype is not torch.bool:
-            made.fill_(torch.iinfo(made.dtype).min)
-    return made
-
-
-def materialise(module: nn.Module, device: torch.device) -> None:
-    """Gives every parameter of ``module`` that is still on meta memory of its own; ties stay."""
-    made: dict[int, nn.Parameter] = {}
-    for part in module.modules():
-        for name, parameter in parameters_of(part).items():
-            if parameter is not None and parameter.is_meta:
-                if id(parameter) not in made:
-                    own = unfilled(parameter, device)
-                    made[id(parameter)] = nn.Parameter(own, parameter.requires_grad)
-                parameters_of(part)[name] = made[id(parameter)]

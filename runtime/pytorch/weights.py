@@ -22,7 +22,7 @@ from torch import nn
 
 from autopar.nouns.errors import UserError
 from autopar.runtime.pytorch.agreement import together
-from autopar.runtime.pytorch.checkpoint import Piece, Pieces
+from autopar.runtime.pytorch.checkpoint_pieces import Piece, Pieces
 from autopar.runtime.pytorch.parameters import Region, region_shape
 from autopar.runtime.pytorch.recording import named_tensors
 from autopar.runtime.pytorch.saved_names import Parts, in_parts

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-from autopar.runtime.pytorch.checkpoint import Pieces
+from autopar.runtime.pytorch.checkpoint_pieces import Pieces
 from autopar.runtime.pytorch.training import state
 from autopar.runtime.shared.checkpoint_folder import CheckpointError
 from autopar.torch_private.modes import FakeTensor, without_modes

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from autopar.runtime.pytorch import batches, dispatch, experts, local_batches, storage
+from autopar.runtime.pytorch import batches, dispatch, experts, local_batches, replicated
 from autopar.runtime.pytorch.pipeline import stages, ties
 from autopar.runtime.pytorch.ranks import Ranks
 from autopar.runtime.pytorch.training import load
@@ -109,7 +109,7 @@ def alone(rank: int, world: int, groups: list[list[int]]) -> Iterator[None]:
             (experts, "one_by_one", of_the_first),
             (dispatch, "on_host", spread),
             (load, "check_model_of", check_model),
-            (storage, "DistributedDataParallel", Replicas),
+            (replicated, "DistributedDataParallel", Replicas),
             (batches.Comparison, "finish", lambda comparison: False),
             (batches, "digest", lambda batch, elsewhere: 0),
             (local_batches, "digest", lambda batch, elsewhere: 0),

@@ -16,6 +16,7 @@ import pytest
 
 from autopar.cli import app as cli
 from autopar.cli import commands
+from autopar.cli.explaining import explanation
 from autopar.files.plan_folder import read_plan
 from autopar.rules.implementations.table import LOCAL_GROUPS
 from autopar.rules.implementations.table import TABLE as ROWS
@@ -431,11 +432,11 @@ def test_what_explain_says_of_another_cluster(
     assert run(*PLAN)[0] == 0
     file = tmp_path / "cluster.yaml"
     file.write_text(file.read_text().replace("1 GB/s", "2 GB/s"))
-    commands.explanation(tmp_path / "plan", None)
+    explanation(tmp_path / "plan", None)
     assert "note: " in (warned := capsys.readouterr().err)
     assert "has changed since the plan was made for it" in warned
     file.unlink()
-    commands.explanation(tmp_path / "plan", None)
+    explanation(tmp_path / "plan", None)
     assert "is not there: whether it changed is not known" in capsys.readouterr().err
     local = replace(read_plan(tmp_path / "plan"), cluster_file="")
     commands.check_cluster_file(tmp_path / "plan", local)

@@ -15,7 +15,8 @@ import typer
 from autopar.cli import app as cli
 from autopar.files import plan_folder
 from autopar.nouns.errors import DoesNotFit, UserError
-from autopar.nouns.layout import LayoutError, pairs_of
+from autopar.nouns.grammar import pairs_of
+from autopar.nouns.layout import LayoutError
 from autopar.nouns.plan import Stage, to_json
 from autopar.searchers import SEARCHERS
 from tests import plans

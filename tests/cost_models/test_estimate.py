@@ -20,7 +20,7 @@ from autopar.frontends.family.arch_file import ArchFileError, load_arch
 from autopar.nouns.cluster import Cluster, DeviceGroup
 from autopar.nouns.errors import UserError
 from autopar.nouns.layout import Layout, LayoutError, Pins
-from autopar.nouns.plan import Memory
+from autopar.nouns.prediction import Memory
 from autopar.nouns.recompute import ATTENTION, FULL, Recompute
 from autopar.planner.family.estimate import estimate, estimate_files
 from autopar.planner.family.legal import illegal

@@ -32,8 +32,8 @@ from autopar.rules.cut import BatchCut, Cut, batch_cut
 from autopar.runtime.pytorch import program as runtime_program
 from autopar.runtime.pytorch.carried import write_carried
 from autopar.runtime.pytorch.expert_places import name_layers, rows_of
+from autopar.runtime.pytorch.materialise import materialise
 from autopar.runtime.pytorch.parameters import Declared, computing, declared_in, lifted
-from autopar.runtime.pytorch.storage import materialise
 from autopar.runtime.pytorch.zigzag import own_zigzag
 from autopar.runtime.verify.pytorch.modes import Exact, FixedDraws, exact
 from autopar.runtime.verify.pytorch.reference import loss_of

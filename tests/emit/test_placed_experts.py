@@ -15,7 +15,8 @@ from autopar.frontends.pytorch import capture
 from autopar.frontends.shared.captured import Captured
 from autopar.nouns.imbalance import Imbalance, of_loads
 from autopar.nouns.workload import Workload
-from autopar.planner.planning import Options, plan_captured
+from autopar.planner.options import Options
+from autopar.planner.planning import plan_captured
 from autopar.rules.expert_layers import expert_layers
 from benchmarks.zoo_models import routed
 from tests.emit.harness import Emitted, check

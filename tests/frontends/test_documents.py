@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from autopar.frontends.pytorch.capture import capture
 from autopar.nouns.graph import Op
 from autopar.nouns.workload import Workload, WorkloadError
+from autopar.rules.flops import flops
 from autopar.rules.registry import bind
-from autopar.rules.work import flops
 
 B, S, H, D = 2, 6, 2, 4
 Mask = Callable[[Tensor, Tensor], Tensor]

@@ -20,12 +20,17 @@ from autopar.lowering.collectives import Row, priced_collectives
 from autopar.nouns.plan import Plan
 from autopar.nouns.workload import Workload
 from autopar.pipeline.schedules.of_plan import schedule_of
-from autopar.planner.planning import Options, PlanResult, plan_captured
+from autopar.planner.options import Options
+from autopar.planner.planning import PlanResult, plan_captured
 from autopar.runtime.jax.parallel import by_name
 from autopar.runtime.jax.programs import pipeline_alone, run_program, step_alone
 from autopar.runtime.jax.staged import Pipeline
 from autopar.runtime.verify.jax import counting
 from autopar.runtime.verify.jax import verify as jax_verify
+from autopar.runtime.verify.jax.compiled import compiled, issued_collectives
+from autopar.runtime.verify.jax.errors import errors
+from autopar.runtime.verify.jax.record import Record, in_float64
+from autopar.runtime.verify.jax.reference_steps import reference
 from autopar.runtime.verify.jax.staged import out_of_order
 from autopar.runtime.verify.verified import Errors
 from tests.jax import models
@@ -56,7 +61,7 @@ def workload(model: models.Model, **options: Any) -> Workload:
     return Workload(loss=model.loss, init=init, batch=batch, **options)
 
 
-_references: dict[tuple[str, str], tuple[dict[str, Any], jax_verify.Record]] = {}
+_references: dict[tuple[str, str], tuple[dict[str, Any], Record]] = {}
 """By model and options as text, with the options: a function's address in the text is its own only
 as long as somebody holds it."""
 
@@ -107,27 +112,27 @@ class Made:
         batches = [dict(self.workload.batch(i)) for i in range(jax_verify.STEPS)]
         with jax.enable_x64(True):
             wide = jax.tree.map(lambda a: np.asarray(a, np.float64), tree)
-            given = [{n: jax_verify._float64(a) for n, a in b.items()} for b in batches]
+            given = [{n: in_float64(a) for n, a in b.items()} for b in batches]
             if self.captured.draws is not None:
                 given = [b | self.captured.draws.counted(b, wide=True) for b in given]
             key = (self.name, repr(self.options))
             options, right = _references.get(key, (None, None))
             if right is None or options != self.options:
-                right = jax_verify.reference(self.workload, tree, batches, self.captured.stacks)
+                right = reference(self.workload, tree, batches, self.captured.stacks)
                 _references[key] = (self.options, right)
             named = by_name(paths_of(wide), self.captured.stacks)
             named |= jax_verify.wide_constants(self.captured)
             if len(self.plan.stages) > 1:
                 pipeline = self.staged()
                 record = jax_verify.run(pipeline, named, given, right, aux=self.captured.aux)
-                moved = jax_verify.issued_collectives(pipeline, given[0], parameters=named)
+                moved = issued_collectives(pipeline, given[0], parameters=named)
                 assert not out_of_order(pipeline, schedule_of(self.plan).lists)
-                return jax_verify.errors(record, right), moved
+                return errors(record, right), moved
             step = step_alone(self.program("float64"), self.workload)
-            function = jax_verify.compiled(step, step.watched, given[0], wide=True)
+            function = compiled(step, step.watched, given[0], wide=True)
             record = jax_verify.run(step, named, given, right, function, self.captured.aux)
             moved = counting.collectives(function.as_text(), step.layout.mesh)
-        return jax_verify.errors(record, right), moved
+        return errors(record, right), moved
 
 
 _made: dict[str, tuple[dict[str, Any], Made]] = {}

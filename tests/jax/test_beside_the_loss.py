@@ -7,7 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from autopar.runtime.verify.jax.verify import Record, apart, errors
+from autopar.runtime.verify.jax.errors import apart, errors
+from autopar.runtime.verify.jax.record import Record
 from autopar.runtime.verify.verified import TOLERANCE
 
 WHOLE = np.array([1.0, -np.inf, np.nan, 2.0])

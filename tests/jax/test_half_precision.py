@@ -18,6 +18,9 @@ from autopar.runtime.jax.parallel.optimizer import SLOTS, optimizer_step
 from autopar.runtime.jax.programs import step_alone
 from autopar.runtime.verify.collectives import differences
 from autopar.runtime.verify.jax import verify as jax_verify
+from autopar.runtime.verify.jax.compiled import compiled, issued_collectives
+from autopar.runtime.verify.jax.errors import errors
+from autopar.runtime.verify.jax.reference_steps import reference
 from autopar.runtime.verify.verified import TOLERANCE, rounding_of
 from tests.jax import models
 from tests.jax.planned import made_of
@@ -74,19 +77,19 @@ def test_parameters_in_bfloat16_train_and_are_verified() -> None:
         "half", half(), {"dp_shard": "4", "tp": "2", "zero": "2"}, clip_norm=0.5, optimizer="adamw"
     )
     assert 'dtype="bfloat16"' in program.text
-    errors, _ = program.exact()
-    assert errors.largest <= TOLERANCE
+    exact, _ = program.exact()
+    assert exact.largest <= TOLERANCE
     step = step_alone(program.program(), program.workload)
     batches = [dict(program.workload.batch(i)) for i in range(jax_verify.STEPS)]
-    function = jax_verify.compiled(step, step.watched, batches[0])
+    function = compiled(step, step.watched, batches[0])
     tree = program.workload.init(None)  # type: ignore[misc]
     with jax.enable_x64(True):
-        right = jax_verify.reference(program.workload, tree, batches, {})
+        right = reference(program.workload, tree, batches, {})
     own = jax_verify.run(step, tree, batches, right, function)
     rounding = rounding_of("bfloat16")
-    assert jax_verify.errors(own, right, "bfloat16", rounding).largest <= rounding
+    assert errors(own, right, "bfloat16", rounding).largest <= rounding
     assert own.weights["up"].dtype == jnp.bfloat16
-    moved = jax_verify.issued_collectives(step, batches[0])
+    moved = issued_collectives(step, batches[0])
     assert differences(program.priced(), moved) == []
 
 
@@ -150,6 +153,6 @@ def test_float16_is_verified_and_its_collectives_are_priced() -> None:
     errors, _ = program.exact()
     assert errors.largest <= TOLERANCE
     step = step_alone(program.program(), program.workload)
-    moved = jax_verify.issued_collectives(step, dict(program.workload.batch(0)))
+    moved = issued_collectives(step, dict(program.workload.batch(0)))
     assert [row.axis for row in moved if row.size_bytes == 4].count("dp_replicate+dp_shard+tp") == 1
     assert differences(program.priced(), moved) == []

@@ -14,9 +14,9 @@ import pytest
 from autopar.lowering.collectives import Row
 from autopar.runtime.jax.programs import step_alone
 from autopar.runtime.verify.collectives import differences
+from autopar.runtime.verify.jax.compiled import issued_collectives
 from autopar.runtime.verify.jax.joined import APART, joined
 from autopar.runtime.verify.jax.merged import Twins, twins, without_merged
-from autopar.runtime.verify.jax.verify import issued_collectives
 from tests.jax import models
 from tests.jax.planned import made_of
 

@@ -15,6 +15,7 @@ from autopar.nouns.graph import Graph
 from autopar.runtime.jax.programs import step_alone
 from autopar.runtime.verify.collectives import differences
 from autopar.runtime.verify.jax import verify as jax_verify
+from autopar.runtime.verify.jax.compiled import issued_collectives
 from autopar.runtime.verify.verified import TOLERANCE
 from tests.jax import models
 from tests.jax.planned import made_of
@@ -165,7 +166,7 @@ def test_programs_cast_and_move_what_was_priced(name: str) -> None:
     assert errors.largest <= TOLERANCE
     step = step_alone(program.program(), program.workload)
     batches = [dict(program.workload.batch(i)) for i in range(jax_verify.STEPS)]
-    moved = jax_verify.issued_collectives(step, batches[0])
+    moved = issued_collectives(step, batches[0])
     assert differences(program.priced(), moved) == []
 
 

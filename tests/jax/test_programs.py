@@ -20,8 +20,9 @@ from autopar.runtime.jax.parallel import by_name
 from autopar.runtime.jax.parallel import units as jax_units
 from autopar.runtime.jax.programs import step_alone
 from autopar.runtime.verify.collectives import differences
-from autopar.runtime.verify.jax import verify as jax_verify
+from autopar.runtime.verify.jax.compiled import issued_collectives
 from autopar.runtime.verify.jax.locate import compared, on_one_device
+from autopar.runtime.verify.jax.record import in_float64
 from autopar.runtime.verify.verified import TOLERANCE
 from tests.jax import models
 from tests.jax.planned import made, made_of
@@ -85,7 +86,7 @@ def test_what_a_loss_returns_beside_is_priced_and_moves_no_gradient() -> None:
     assert (wrong.gradient, wrong.worst_output) == (errors.gradient, "size")
     assert (wrong.output or 0.0) > 0.1
     step = step_alone(program.program(), program.workload)
-    issued = jax_verify.issued_collectives(step, program.workload.batch(0))
+    issued = issued_collectives(step, program.workload.batch(0))
     assert differences(program.priced(), issued) == []
     assert any(row.size_bytes == 4 * models.W for row in program.priced())
 
@@ -104,7 +105,7 @@ def test_bfloat16_program_moves_what_was_priced(zero: str) -> None:
     fix = {"dp_shard": "4", "tp": "2", "zero": zero}
     program = made("mlp", fix, precision="bfloat16", **CLIPPED)
     step = step_alone(program.program(), program.workload)
-    issued = jax_verify.issued_collectives(step, program.workload.batch(0))
+    issued = issued_collectives(step, program.workload.batch(0))
     assert differences(program.priced(), issued) == []
 
 
@@ -123,7 +124,7 @@ def test_probes_see_what_one_device_computes(name: str) -> None:
     with jax.enable_x64(True):
         tree = program.workload.init(None)  # type: ignore[misc]
         wide = jax.tree.map(lambda a: np.asarray(a, np.float64), tree)
-        batch = {n: jax_verify._float64(a) for n, a in program.workload.batch(0).items()}
+        batch = {n: in_float64(a) for n, a in program.workload.batch(0).items()}
         if program.captured.draws is not None:
             batch |= program.captured.draws.counted(batch, wide=True)
         named = by_name(paths_of(wide), program.captured.stacks)

@@ -33,9 +33,10 @@ from autopar.pricing.state_prices import StatePrices
 from autopar.pricing.utilization import model_flops
 from autopar.rules.attention import FLASH_BACKWARD
 from autopar.rules.cut import Cuts, batch_cut
+from autopar.rules.flops import flops
 from autopar.rules.fusion import fusion
 from autopar.rules.registry import bind
-from autopar.rules.work import PRODUCTS, flops
+from autopar.rules.work import PRODUCTS
 from benchmarks.planned import model_file
 
 ROOT = Path(__file__).parents[2]

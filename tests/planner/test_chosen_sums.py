@@ -10,7 +10,8 @@ import pytest
 from autopar.files.cluster_file import load_cluster
 from autopar.nouns.buckets import BUCKET_BYTES, MIB, bucket_text, parse_bucket
 from autopar.nouns.errors import UserError
-from autopar.nouns.layout import Grammar, LayoutError, Pins
+from autopar.nouns.grammar import Grammar
+from autopar.nouns.layout import LayoutError, Pins
 from autopar.planner import plan
 from autopar.planner.planning import PlanResult
 

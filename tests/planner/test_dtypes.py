@@ -28,7 +28,8 @@ from autopar.report.notes import notes
 from autopar.rules.work import PRODUCTS, op_work
 from autopar.runtime.pytorch.initialize import initialize
 from autopar.runtime.pytorch.probe import recording
-from autopar.runtime.pytorch.training.trainer import Program, Trainer
+from autopar.runtime.pytorch.training.program import Program
+from autopar.runtime.pytorch.training.trainer import Trainer
 from tests.planner.dtype_mixes import MIXES, Mix
 
 ONE = cluster_from_text(

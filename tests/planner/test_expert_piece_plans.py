@@ -15,7 +15,8 @@ from autopar.lowering.issued import activation_collectives
 from autopar.lowering.lowered import LoweringError
 from autopar.lowering.routed_pieces import check_expert_pieces, sites, takes, with_expert_pieces
 from autopar.nouns.choices import asides
-from autopar.nouns.layout import Grammar, LayoutError, Pins
+from autopar.nouns.grammar import Grammar
+from autopar.nouns.layout import LayoutError, Pins
 from autopar.nouns.pieces import COUNTS
 from autopar.nouns.plan import to_json
 from autopar.planner import plan
@@ -24,7 +25,7 @@ from autopar.planner.search.expert_pieces import check_expert_pins
 from autopar.pricing.op_prices import fastest, inside_ps, laid
 from autopar.pricing.prices import Prices
 from autopar.report.diff import decisions
-from autopar.report.explain import explained
+from autopar.report.explained import explained
 from autopar.report.summary import summary_object
 from autopar.runtime.jobs.launch import verify_many
 

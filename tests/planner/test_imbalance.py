@@ -7,14 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from autopar.cli.commands import explanation, plan_files, plan_object
+from autopar.cli.commands import plan_files, plan_object
+from autopar.cli.explaining import explanation
 from autopar.files import plan_folder
 from autopar.files.cluster_file import load_cluster
 from autopar.frontends.pytorch import capture
 from autopar.frontends.shared.captured import Captured
 from autopar.nouns.imbalance import Imbalance, ImbalanceError
 from autopar.nouns.workload import Workload
-from autopar.planner.planning import Options, PlanResult, plan_captured
+from autopar.planner.options import Options
+from autopar.planner.planning import PlanResult, plan_captured
 from autopar.report.revisit import open_folder
 from benchmarks.zoo_models import ZOO, routed
 

@@ -29,7 +29,8 @@ from autopar.runtime.pytorch import recomputing
 from autopar.runtime.pytorch.initialize import initialize
 from autopar.runtime.pytorch.recomputing import recomputations
 from autopar.runtime.pytorch.recomputing import recompute as again
-from autopar.runtime.pytorch.training.trainer import Program, Trainer
+from autopar.runtime.pytorch.training.program import Program
+from autopar.runtime.pytorch.training.trainer import Trainer
 from autopar.runtime.verify.recomputed import differences
 from autopar.torch_private.modes import TorchDispatchMode
 from tests.runtime.live_memory import LiveMemory

@@ -17,9 +17,11 @@ from autopar.lowering.lowered import LoweringError
 from autopar.lowering.of_plan import planned_graph
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.errors import UserError
-from autopar.nouns.layout import Grammar, Pins
+from autopar.nouns.grammar import Grammar
+from autopar.nouns.layout import Pins
 from autopar.planner import plan
-from autopar.planner.planning import Options, PlanResult
+from autopar.planner.options import Options
+from autopar.planner.planning import PlanResult
 from autopar.rules.implementations.kernels import GATED, register_kernel, unregister
 from autopar.runtime.jobs.launch import verify_many
 from tests.plans import gpus

@@ -18,7 +18,8 @@ from autopar.files.plan_checks import from_json
 from autopar.frontends.dispatch import capture
 from autopar.frontends.shared.captured import Captured
 from autopar.nouns.plan import to_json
-from autopar.planner.planning import Options, plan_captured
+from autopar.planner.options import Options
+from autopar.planner.planning import plan_captured
 
 CLUSTER = load_cluster("examples/clusters/h100_8.yaml")
 LAYER = "LlamaDecoderLayer::"

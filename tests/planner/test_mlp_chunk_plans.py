@@ -11,10 +11,12 @@ from autopar.files.cluster_file import load_cluster
 from autopar.files.plan_checks import BadPlan, from_json
 from autopar.lowering.of_plan import planned_graph
 from autopar.nouns.choices import asides
-from autopar.nouns.layout import Grammar, LayoutError
+from autopar.nouns.grammar import Grammar
+from autopar.nouns.layout import LayoutError
 from autopar.nouns.plan import to_json
 from autopar.planner import plan
-from autopar.planner.planning import Options, PlanResult
+from autopar.planner.options import Options
+from autopar.planner.planning import PlanResult
 from autopar.pricing.prices import PICOSECONDS, Prices
 from autopar.pricing.summary import summarise
 from autopar.rules.feed_forward import LEAST_TOKENS

@@ -15,7 +15,7 @@ from autopar.nouns.errors import DoesNotFit
 from autopar.nouns.layout import LayoutError
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.offload import CHUNKS
-from autopar.nouns.plan import Memory
+from autopar.nouns.prediction import Memory
 from autopar.nouns.recompute import KEEP_ALL
 from autopar.planner.advice.remedies import search_or_advise
 from autopar.planner.ask.candidates import offloaded

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from autopar.cli.commands import explanation, plan_files, plan_object
+from autopar.cli.commands import plan_files, plan_object
+from autopar.cli.explaining import explanation
 from autopar.files import plan_folder
 from autopar.files.cluster_file import load_cluster
 from autopar.files.plan_checks import BadPlan, from_json
@@ -25,7 +26,8 @@ from autopar.nouns.layout import LayoutError, Pins
 from autopar.nouns.plan import to_json
 from autopar.nouns.workload import Workload
 from autopar.planner.family.pins import read_pins as family_pins
-from autopar.planner.planning import Options, PlanResult, plan_captured
+from autopar.planner.options import Options
+from autopar.planner.planning import PlanResult, plan_captured
 from autopar.planner.search.expert_placement import check_placement_pin
 from autopar.report.diff import decisions
 from autopar.report.revisit import open_folder

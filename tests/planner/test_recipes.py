@@ -22,14 +22,16 @@ from autopar.lowering.lowered import LoweringError
 from autopar.lowering.of_plan import planned_graph
 from autopar.nouns.choices import asides
 from autopar.nouns.errors import UserError
-from autopar.nouns.layout import Grammar, Pins
+from autopar.nouns.grammar import Grammar
+from autopar.nouns.layout import Pins
 from autopar.nouns.plan import Plan, to_json
 from autopar.nouns.recipes import PRODUCTS, RECIPES, Narrow
 from autopar.planner import plan
 from autopar.planner.family.pins import parse_pins
-from autopar.planner.planning import Options, PlanResult
+from autopar.planner.options import Options
+from autopar.planner.planning import PlanResult
 from autopar.report.diff import decisions
-from autopar.report.explain import explained
+from autopar.report.explained import explained
 from autopar.report.revisit import Revisited, revisit
 from autopar.runtime.shared.edits import files_of
 

@@ -12,7 +12,7 @@ from autopar.files.cluster_file import load_cluster
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.graph import Graph, Source
 from autopar.nouns.layout import LayoutError, Pins
-from autopar.nouns.plan import Memory
+from autopar.nouns.prediction import Memory
 from autopar.nouns.recompute import Recompute
 from autopar.nouns.text.graph import fingerprint
 from autopar.planner.advice.fewer import fewer

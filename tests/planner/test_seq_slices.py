@@ -20,7 +20,8 @@ from autopar.nouns.plan import to_json
 from autopar.nouns.recompute import FULL
 from autopar.pipeline.schedules.of_plan import schedule_of
 from autopar.planner import plan
-from autopar.planner.planning import Options, PlanResult
+from autopar.planner.options import Options
+from autopar.planner.planning import PlanResult
 from autopar.planner.search import seq_slices
 from autopar.pricing.planned import price_pipeline
 from autopar.pricing.prices import Prices

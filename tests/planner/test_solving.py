@@ -10,8 +10,9 @@ import pytest
 from autopar.files.cluster_file import load_cluster
 from autopar.nouns.layout import Pins
 from autopar.nouns.plan import key
-from autopar.nouns.problem import Problem, Solution
+from autopar.nouns.problem import Problem
 from autopar.nouns.recompute import KEEP_ALL
+from autopar.nouns.solution import Solution
 from autopar.planner.ask.candidates import StateLayout, candidates
 from autopar.planner.ask.question import Answer, Question
 from autopar.planner.problem import solving

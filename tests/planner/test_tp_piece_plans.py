@@ -20,12 +20,14 @@ from autopar.lowering.spread import lower
 from autopar.nouns.axes import MICROBATCH
 from autopar.nouns.choices import asides
 from autopar.nouns.cluster import Cluster
-from autopar.nouns.layout import Grammar, LayoutError, Pins
+from autopar.nouns.grammar import Grammar
+from autopar.nouns.layout import LayoutError, Pins
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.pieces import COUNTS
 from autopar.nouns.plan import to_json
 from autopar.planner import plan
-from autopar.planner.planning import Options, PlanResult
+from autopar.planner.options import Options
+from autopar.planner.planning import PlanResult
 from autopar.planner.problem.bindings import Bindings
 from autopar.planner.problem.folding import fold
 from autopar.pricing.prices import Prices
@@ -34,7 +36,7 @@ from autopar.pricing.state import StateSharding
 from autopar.pricing.state_prices import StatePrices
 from autopar.pricing.tp_pieces import best, priced, site_beside
 from autopar.report.diff import decisions
-from autopar.report.explain import explained
+from autopar.report.explained import explained
 from autopar.report.summary import summary_object
 from autopar.rules.cut import batch_cut
 from autopar.runtime.jobs.launch import verify_many

@@ -14,7 +14,8 @@ from autopar.files.cluster_file import load_cluster
 from autopar.files.plan_checks import BadPlan, from_json
 from autopar.nouns.buckets import MIB
 from autopar.nouns.cluster import Cluster
-from autopar.nouns.layout import Grammar, LayoutError, Pins
+from autopar.nouns.grammar import Grammar
+from autopar.nouns.layout import LayoutError, Pins
 from autopar.nouns.level import MeasuredCollective
 from autopar.nouns.plan import to_json
 from autopar.nouns.reduction import ranks_inside, two_level_of

@@ -15,7 +15,7 @@ from autopar.planner.planning import plan_captured
 from autopar.pricing.units.activations import activation_lives, kept_by_policy
 from autopar.pricing.units.places import Places
 from autopar.pricing.units.walk import Life, Walk
-from autopar.rules.work import workspace_back_bytes, workspace_bytes
+from autopar.rules.held_bytes import workspace_back_bytes, workspace_bytes
 from benchmarks.zoo_models import ZOO
 
 

@@ -20,7 +20,8 @@ from autopar.pricing.prices import Prices
 from autopar.pricing.repricing import objective
 from autopar.pricing.state import StateSharding
 from autopar.pricing.state_prices import StatePrices
-from autopar.report.explain import Alternative, explain, explain_object, explained
+from autopar.report.explain import explain, explain_object
+from autopar.report.explained import Alternative, explained
 from autopar.report.render import to_text
 from autopar.rules.cut import batch_cut
 from autopar.searchers import search

@@ -10,7 +10,8 @@ from autopar.nouns.cluster import Cluster
 from autopar.nouns.plan import Stage
 from autopar.planner.search.layouts import search_plan
 from autopar.report.alternatives import alternatives
-from autopar.report.explain import Alternative, explain
+from autopar.report.explain import explain
+from autopar.report.explained import Alternative
 from autopar.report.render import to_text
 from autopar.report.revisit import Revisited, revisit, splits_nothing
 from tests import plans

@@ -12,9 +12,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from autopar.nouns.graph import Op
 from autopar.nouns.graph import Tensor as Noun
+from autopar.rules.flops import flops
+from autopar.rules.held_bytes import kept_bytes
 from autopar.rules.notation import BoundRule
 from autopar.rules.registry import bind
-from autopar.rules.work import flops, kept_bytes, shape
+from autopar.rules.work_shape import shape
 from autopar.runtime.pytorch import experts as runtime
 from autopar.runtime.pytorch.experts import experts
 from tests.rules.reference import Call, run

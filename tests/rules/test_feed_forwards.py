@@ -20,9 +20,9 @@ from autopar.rules.feed_forwards import (
     every_feed_forward,
     with_mlp_chunks,
 )
+from autopar.rules.flops import flops
 from autopar.rules.gates import Step
 from autopar.rules.registry import bind
-from autopar.rules.work import flops
 
 WIDTH = 8
 

@@ -9,8 +9,8 @@ import pytest
 
 from autopar.nouns.graph import Graph
 from autopar.rules.fusion import ALONE, Fusion, fusion, kernels
+from autopar.rules.moved_bytes import bytes_moved
 from autopar.rules.registry import bind, register, unregister
-from autopar.rules.work import bytes_moved
 from tests.planner.graphs import block_body, gpt
 from tests.rules.graphs import Drawing
 

@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from autopar.rules.held_bytes import kept_bytes
 from autopar.rules.registry import bind
-from autopar.rules.work import kept_bytes
 from autopar.runtime.pytorch.feed_forward import feed_forward
 from autopar.runtime.pytorch.loss_head import linear_cross_entropy
 from tests.rules.cases import CASES

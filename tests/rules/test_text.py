@@ -12,8 +12,9 @@ from autopar.nouns.axes import AXES
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.sharding import Placement, Sharding
 from autopar.rules.binding import bind_rule
-from autopar.rules.notation import Rule, RuleError, parse_term
+from autopar.rules.notation import Rule, RuleError
 from autopar.rules.registry import bind
+from autopar.rules.rule_text import parse_term
 from autopar.rules.strategies import Strategy, strategies
 from tests.rules.cases import CASES, build
 

@@ -15,6 +15,8 @@ from autopar.nouns.imbalance import Imbalance, ImbalanceError, busiest_rank, par
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.sharding import Sharding
 from autopar.rules.expert_layers import expert_layers
+from autopar.rules.flops import flops
+from autopar.rules.held_bytes import kept_bytes
 from autopar.rules.notation import BoundRule
 from autopar.rules.registry import bind
 from autopar.rules.strategies import Strategy
@@ -25,7 +27,6 @@ from autopar.rules.uneven_routes import (
     in_order,
     with_imbalance,
 )
-from autopar.rules.work import flops, kept_bytes
 
 EXPERTS, ROUTES, TOKENS, WIDTH, INNER = 8, 2, 64, 16, 32
 MESH = Mesh(("ep", "tp"), (4, 2))

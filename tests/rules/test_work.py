@@ -11,18 +11,15 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from autopar.nouns.graph import Op, Tensor
 from autopar.nouns.mesh import Mesh
+from autopar.rules.extents import extents
+from autopar.rules.flops import flops
+from autopar.rules.held_bytes import kept_bytes
+from autopar.rules.moved_bytes import bytes_moved
 from autopar.rules.notation import Rule
 from autopar.rules.registry import bind, register, unregister
 from autopar.rules.strategies import Strategy
-from autopar.rules.work import (
-    bytes_moved,
-    extents,
-    flops,
-    kept_bytes,
-    op_work,
-    rows_at_once,
-    shape,
-)
+from autopar.rules.work import op_work
+from autopar.rules.work_shape import rows_at_once, shape
 from tests.rules.drawing import Case, case
 
 TP2 = Mesh(("tp",), (2,))

@@ -27,7 +27,8 @@ from autopar.runtime.pytorch.counting import Counting
 from autopar.runtime.pytorch.gradients import reduce_late, total_norm
 from autopar.runtime.pytorch.ranks import Ranks
 from autopar.runtime.pytorch.training.load import PlansDiffer, check_same, start
-from autopar.runtime.pytorch.training.trainer import Program, Trainer
+from autopar.runtime.pytorch.training.program import Program
+from autopar.runtime.pytorch.training.trainer import Trainer
 from autopar.runtime.shared.checkpoint_folder import CheckpointError
 from autopar.runtime.shared.settings import ProgramError, Settings
 from autopar.runtime.verify.collectives import differences

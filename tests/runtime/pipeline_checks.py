@@ -24,7 +24,8 @@ from autopar.runtime.pytorch.checkpoint import load_plain
 from autopar.runtime.pytorch.pipeline.log import Sent
 from autopar.runtime.pytorch.pipeline.stages import Stages
 from autopar.runtime.pytorch.training.load import start
-from autopar.runtime.pytorch.training.trainer import Program, Trainer
+from autopar.runtime.pytorch.training.program import Program
+from autopar.runtime.pytorch.training.trainer import Trainer
 from autopar.runtime.shared.settings import Settings
 from autopar.runtime.verify.pytorch.comparison import Comparison
 from autopar.runtime.verify.pytorch.modes import exact

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from autopar.runtime.pytorch import checkpoint
-from autopar.runtime.pytorch.checkpoint import Piece, load_plain, read, write
+from autopar.runtime.pytorch.checkpoint import load_plain, read, write
+from autopar.runtime.pytorch.checkpoint_pieces import Piece
 from autopar.runtime.shared.checkpoint_folder import CheckpointError, find
 
 

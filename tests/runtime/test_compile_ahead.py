@@ -14,7 +14,7 @@ from autopar.cli.compiling import described
 from autopar.files.cluster_file import cluster_from_text
 from autopar.lowering.collectives import Row
 from autopar.nouns.errors import UserError
-from autopar.nouns.plan import Memory
+from autopar.nouns.prediction import Memory
 from autopar.report.compiled import compiled_object, compiled_parts
 from autopar.report.render import to_text
 from autopar.runtime.ahead import compile_job

@@ -14,9 +14,11 @@ import pytest
 import torch
 
 from autopar.runtime.pytorch import checkpoint
-from autopar.runtime.pytorch.checkpoint import HalfLoaded, Piece, read, write
+from autopar.runtime.pytorch.checkpoint import HalfLoaded, read, write
+from autopar.runtime.pytorch.checkpoint_pieces import Piece
 from autopar.runtime.pytorch.initialize import initialize
-from autopar.runtime.pytorch.training.trainer import Program, Trainer
+from autopar.runtime.pytorch.training.program import Program
+from autopar.runtime.pytorch.training.trainer import Trainer
 from autopar.runtime.shared.checkpoint_folder import CheckpointError, check_source, file_of
 from autopar.runtime.shared.save_target import Saving
 from autopar.runtime.shared.settings import Settings

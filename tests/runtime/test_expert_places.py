@@ -13,7 +13,8 @@ from torch import nn
 from autopar.nouns.expert_placement import inverse
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.sharding import Sharding
-from autopar.runtime.pytorch.checkpoint import Piece, Pieces, read, write
+from autopar.runtime.pytorch.checkpoint import read, write
+from autopar.runtime.pytorch.checkpoint_pieces import Piece, Pieces
 from autopar.runtime.pytorch.expert_places import (
     in_places,
     layer_of,

@@ -13,6 +13,7 @@ from autopar.nouns.sharding import Sharding
 from autopar.nouns.workload import Workload
 from autopar.runtime.pytorch import ranks as rank_state
 from autopar.runtime.pytorch.batches import cut_batch
+from autopar.runtime.pytorch.materialise import materialise
 from autopar.runtime.pytorch.optimizer import make_optimizer
 from autopar.runtime.pytorch.parameters import (
     Buffer,
@@ -26,7 +27,6 @@ from autopar.runtime.pytorch.parameters import (
     region_shape,
 )
 from autopar.runtime.pytorch.ranks import Ranks
-from autopar.runtime.pytorch.storage import materialise
 from autopar.runtime.pytorch.units import unit_modules
 from autopar.runtime.shared.settings import ProgramError, Settings
 

@@ -14,7 +14,7 @@ import torch
 from autopar.nouns.mesh import Mesh
 from autopar.runtime.pytorch import ranks as rank_state
 from autopar.runtime.pytorch import ring_attention as ring
-from autopar.runtime.pytorch import ring_blocks, ring_kernels
+from autopar.runtime.pytorch import ring_blocks, ring_kernels, ring_masks, ring_passing
 from autopar.runtime.pytorch.ring_attention import ring_attention
 from autopar.runtime.shared.settings import ProgramError
 from tests.runtime.ring_cases import CASES
@@ -26,17 +26,18 @@ WATCHED = ("causal", "zigzag", "window of a piece", "dead rows, zigzag", "traine
 
 EDITED: dict[str, tuple[ModuleType, str, str, str]] = {
     "the gradients of a hop are lost": (
-        ring, "_there_and_back", "part = part + transport.wait(behind)", "transport.wait(behind)",
+        ring_passing, "_there_and_back",
+        "part = part + transport.wait(behind)", "transport.wait(behind)",
     ),
     "gradients go home to the neighbour": (
-        ring, "_there_and_back", "1 if more else -back", "1 if more else 1 - back",
+        ring_passing, "_there_and_back", "1 if more else -back", "1 if more else 1 - back",
     ),
     "the own part of gradients is forgotten": (
-        ring, "_there_and_back", "else own + transport", "else transport",
+        ring_passing, "_there_and_back", "else own + transport", "else transport",
     ),
-    "a piece is seen twice": (ring, "_around", "pair = transport.wait", "transport.wait"),
+    "a piece is seen twice": (ring_passing, "_around", "pair = transport.wait", "transport.wait"),
     "the mask of the first piece for all": (
-        ring, "_of_mask", "first + block.columns[0] : first + block.columns[1]",
+        ring_masks, "of_mask", "first + block.columns[0] : first + block.columns[1]",
         "block.columns[0] : block.columns[1]",
     ),
     "rows that see nothing count as if they saw": (
@@ -64,7 +65,7 @@ def test_a_planted_error_shows(planted: str, monkeypatch: pytest.MonkeyPatch) ->
     exec(text.replace(right, wrong), vars(module))  # its own globals, so that it calls itself
     edited = getattr(module, name)
     setattr(module, name, before)
-    for user in (ring, ring_kernels, ring_blocks):
+    for user in (ring, ring_kernels, ring_blocks, ring_masks, ring_passing):
         if getattr(user, name, None) is before:
             monkeypatch.setattr(user, name, edited)
     worst = 0.0

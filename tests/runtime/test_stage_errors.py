@@ -10,7 +10,8 @@ import pytest
 from autopar.pipeline.schedules.table import schedule
 from autopar.runtime.pytorch.initialize import initialize
 from autopar.runtime.pytorch.stage import Value
-from autopar.runtime.pytorch.training.trainer import Program, Trainer
+from autopar.runtime.pytorch.training.program import Program
+from autopar.runtime.pytorch.training.trainer import Trainer
 from autopar.runtime.shared.settings import ProgramError, Settings
 from tests.runtime.pipelined_models import GPT, GPT_WORKLOAD, LENGTH, WIDTH, batch, gpt
 

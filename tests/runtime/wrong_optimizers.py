@@ -8,7 +8,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from autopar.runtime.pytorch.training.trainer import Trainer, train_of
+from autopar.runtime.pytorch.training.program import train_of
+from autopar.runtime.pytorch.training.trainer import Trainer
 
 
 def _groups(**changes: float) -> Callable[[Trainer], None]:

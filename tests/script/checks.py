@@ -19,7 +19,8 @@ from torch import nn
 import autopar
 from autopar.nouns.errors import UserError
 from autopar.runtime.first_rank import first_rank_makes
-from autopar.runtime.pytorch.checkpoint import Piece, load_plain
+from autopar.runtime.pytorch.checkpoint import load_plain
+from autopar.runtime.pytorch.checkpoint_pieces import Piece
 from autopar.runtime.pytorch.portions import even_split
 from autopar.runtime.pytorch.training.load import start
 from autopar.runtime.pytorch.weights import contents, load_weights, save_weights

@@ -16,7 +16,7 @@ from torch import nn
 
 import autopar
 from autopar.nouns.errors import UserError
-from autopar.runtime.pytorch.checkpoint import Piece
+from autopar.runtime.pytorch.checkpoint_pieces import Piece
 from autopar.runtime.pytorch.saved_names import Part, in_parts
 from autopar.runtime.pytorch.weights import _runs, contents, load_weights, save_weights
 from tests.plans import cluster

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from autopar.nouns import problem as nouns
-from autopar.nouns.problem import FORBIDDEN, Problem, Solution
+from autopar.nouns.problem import FORBIDDEN, Problem
+from autopar.nouns.solution import Solution
 from benchmarks import contest_format
 
 

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from autopar.nouns.problem import NO_LIMIT, Ints, NoFeasibleAnswer, Problem, ProblemError, Solution
+from autopar.nouns.problem import NO_LIMIT, Ints, NoFeasibleAnswer, Problem, ProblemError
+from autopar.nouns.solution import Solution
 from autopar.searchers import SEARCHERS, Budget, Progress, integer_program, search
 from autopar.searchers.annealing import Annealer
 from autopar.searchers.model import from_problem

@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, given, settings
 
 from autopar.nouns.axes import AXES
 from autopar.nouns.buckets import MIB
-from autopar.nouns.layout import BUCKET, NAMES, WORDS, Grammar, Layout, LayoutError, Pins, pairs_of
+from autopar.nouns.grammar import WORDS, Grammar, pairs_of
+from autopar.nouns.layout import BUCKET, NAMES, Layout, LayoutError, Pins
 from autopar.nouns.recompute import ATTENTION, FULL, Recompute
 from autopar.planner.family.pins import GRAMMAR as FIGURES
 from autopar.planner.family.pins import RECOMPUTES, completed, parse_pins

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from autopar.emit.constants import literal
 from autopar.emit.jax import loops
+from autopar.emit.jax.block_calls import between, block_call, body_call
 from autopar.emit.jax.expressions import expression
-from autopar.emit.jax.places import body_key
+from autopar.emit.jax.hints import by_module, is_centred_square
+from autopar.emit.jax.printing import Printing
 from autopar.emit.jax.shapes import check_even, shown
 from autopar.emit.jax.steps import call
 from autopar.emit.marks import RESHARDED, mark
-from autopar.emit.names import identifier, preferred
+from autopar.emit.names import identifier
 from autopar.emit.roles import Known
-from autopar.emit.sizes import NONE, Sizes
 from autopar.emit.text import ATOM, Expr, Lines
 from autopar.emit.text import variable as variable_of
 from autopar.lowering.lowered import Lowered, LoweredOp, Operand
-from autopar.nouns.kinds import BODIES, CARRIED, OWN_DERIVATIVE, SWITCH, TAKES
+from autopar.nouns.kinds import BODIES, OWN_DERIVATIVE
 from autopar.nouns.plan import key
 from autopar.nouns.sharding import Sharding
 
@@ -32,9 +32,6 @@ SIMPLE = frozenset(
 )
 MOST_WEIGHT = 2  # ops in one statement
 MOST_SIMPLE, LONGEST = 4, 56  # of those above; columns of an expression inside of another one
-WEIGHTS = frozenset("weight kernel w".split())  # they say nothing beside the path before them
-Marks = Literal["none", "statements", "each"]
-"""What is marked, see `autopar.emit.marks`; ``each``: every op, which is a statement then."""
 KEEPS_NAME = frozenset(
     ("reshape", "transpose", "add", "sub", "mul", "div", "gelu", "silu", "relu", "cast", "expand")
 )
@@ -48,23 +45,6 @@ class _Held:
     text: Expr
     variable: str = ""
     origin: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Printing:
-    """What all functions of a program have in common.
-
-    functions: their names, of blocks by name and of ops with a derivative of their own by `key`.
-    reserved:  names that variables must not have.
-    sizes:     what sizes that follow from the batch are called.
-    arguments: by block, names of inputs that the model gives none.
-    """
-
-    functions: Mapping[str, str]
-    reserved: frozenset[str]
-    marks: Marks = "none"
-    sizes: Sizes = NONE
-    arguments: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
 def body(
@@ -139,12 +119,12 @@ class _Writer:
         for result, name in zip(op.results, op.op.outputs, strict=True):
             check_even(self.lowered.graph.tensors[name], result, self.lowered)
         if op.op.kind == "block":
-            made = self._call(op, inputs)
+            made = block_call(op, inputs, self.lowered, self.functions, self.parameters)
         elif op.op.kind.startswith(OWN_DERIVATIVE):
             function = self.functions[key(self.lowered.block, op.op.name)]
             made = Expr(f"{function}({', '.join(x.text for x in inputs)})")
         elif BODIES in op.op.attrs:
-            made = self._body_call(op, inputs)
+            made = body_call(op, inputs, self.lowered.block, self.functions)
         else:
             made = expression(op, inputs, self.lowered, self.sizes)
         if len(op.op.outputs) > 1:
@@ -153,7 +133,7 @@ class _Writer:
             self._mark(op)
             self.lines.add(f"{', '.join(names)} = {made.text}")
         elif self._inlines(op, index, made):
-            hint = self._preferred(op)
+            hint = by_module(op.op, self.lowered.graph.tensors)
             origin = self._origin(op) if hint in ("", "x") else hint
             reads = frozenset().union(*(x.reads for x in inputs))
             self.holds.update(reads)
@@ -211,32 +191,6 @@ class _Writer:
         """What its readers see in a value, or what the model's source calls it."""
         return self.known.roles.get(name) or self.known.assigned.get(name, "")
 
-    def _call(self, op: LoweredOp, inputs: Sequence[Expr]) -> Expr:
-        block = self.lowered.graph.blocks[op.op.attrs["block"]]
-        place = loops.place(block, op.op.attrs["instance"])
-        stack = f"{self.parameters}[{literal(block.name)}]"
-        arguments = ", ".join(x.text for x in inputs)
-        return Expr(f"layer({self.functions[block.name]}, {stack}, {place}, {arguments})")
-
-    def _body_call(self, op: LoweredOp, inputs: Sequence[Expr]) -> Expr:
-        """A branch or a loop over the functions that its bodies are."""
-        place = key(self.lowered.block, op.op.name)
-        takes = op.op.attrs[TAKES]
-        names = [self.functions[body_key(place, i)] for i in range(len(takes))]
-        given = [x.text for x in inputs]
-        if op.op.kind == SWITCH:
-            rest = "".join(f", {x}" for x in given[1:])
-            return Expr(f"lax.switch({given[0]}, ({', '.join(names)}){rest})")
-        carried = op.op.attrs[CARRIED]
-        several = len(carried) > 1
-        functions = []
-        for name, some in zip(names, takes, strict=True):
-            fixed = [given[i] for i in some if i not in carried]
-            arguments = ", ".join([*fixed, "*carry" if several else "carry"])
-            functions.append(f"lambda carry: {name}({arguments})" if fixed or several else name)
-        carry = ", ".join(given[i] for i in carried)
-        return Expr(f"lax.while_loop({', '.join(functions)}, {f'({carry})' if several else carry})")
-
     def _loop(self, run: loops.Run) -> None:
         """Consecutive layers of one block as one call."""
         first, last = run.ops[0], run.ops[-1]
@@ -248,7 +202,7 @@ class _Writer:
         stack = f"{self.parameters}[{literal(block.name)}]"
         shared = f", shared=({', '.join(fixed)}{',' * (len(fixed) == 1)})" if fixed else ""
         looped = len(run.ops) - run.parts
-        extra = shared + self._each(run.ops[:looped], run.each) + self._between(run)
+        extra = shared + self._each(run.ops[:looped], run.each) + between(run, self.lowered)
         text = f"layers({function}, {stack}, {', '.join(carry)}{extra})"
         for op in run.ops[1:]:
             for operand in op.operands:
@@ -271,20 +225,6 @@ class _Writer:
         rows = [", ".join(self._brought(op.operands[i]).text for op in ops) for i in places]
         stacks = ", ".join(f"jnp.stack(({row}{',' * (len(ops) == 1)}))" for row in rows)
         return f", each=({stacks}{',' * (len(rows) == 1)})" if rows else ""
-
-    def _between(self, run: loops.Run) -> str:
-        """What happens to the carry from one layer to the next."""
-        if not any(run.between):
-            return ""
-        names = ["x"] if len(run.between) == 1 else [f"x{i}" for i in range(len(run.between))]
-        moved = []
-        carried = [run.ops[1].op.inputs[i] for i in run.carried]
-        for tensor, name, steps in zip(carried, names, run.between, strict=True):
-            for step in steps:
-                name = call(step, name, self.lowered, tensor)
-            moved.append(name)
-        result = moved[0] if len(moved) == 1 else f"({', '.join(moved)})"
-        return f", between=lambda {', '.join(names)}: {result}"
 
     # -- tensors ---------------------------------------------------------------------------------
 
@@ -363,10 +303,10 @@ class _Writer:
         kind, tensor = op.op.kind, self.lowered.graph.tensors[name]
         if kind in KEEPS_NAME or kind == "block":
             hints.append(self._origin(op))
-        hint = self._preferred(op)
+        hint = by_module(op.op, self.lowered.graph.tensors)
         hints.append(hint if hint != "x" or kind == "embedding" else "h")
         if kind == "mean":
-            hints.append("variance" if self._is_centred_square(op.op.inputs[0]) else "mean")
+            hints.append("variance" if is_centred_square(op.op.inputs[0], self.makers) else "mean")
         hints.append(self.known.statements.get(name, ""))
         given = [self.lowered.graph.tensors[n] for n in op.op.inputs]
         if given and all(t.role in ("parameter", "buffer") for t in given):
@@ -376,21 +316,6 @@ class _Writer:
         plain = {"bool": "mask", "int": "ids"}.get(tensor.dtype.rstrip("0123456789"), "values")
         hints.append("h" if tensor.differentiable else plain)
         return self._take(name, [w for w in hints if w])
-
-    def _is_centred_square(self, name: str) -> bool:
-        """Whether a value is the square of a difference, whose mean is a variance."""
-        square = self.makers.get(name)
-        less = self.makers.get(square.inputs[0]) if square and square.kind == "square" else None
-        return less is not None and less.kind == "sub"
-
-    def _preferred(self, op: LoweredOp) -> str:
-        """A name by kind and module, which is that of a product's parameter."""
-        roles = {name: self.lowered.graph.tensors[name].role for name in op.op.inputs}
-        owner = next((n for n, role in roles.items() if role == "parameter"), op.op.name)
-        head, _, last = owner.rpartition(".")
-        if owner == op.op.name:
-            return preferred(owner, op.op.kind)
-        return preferred(f"{head if last in WEIGHTS else owner}/", op.op.kind)
 
     def _origin(self, op: LoweredOp) -> str:
         """The variable that the first operand with one is in, or was made from."""

@@ -12,8 +12,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from autopar.emit.jax.errors import JaxEmitError
-from autopar.emit.jax.functions import Printing, body
+from autopar.emit.jax.functions import body
 from autopar.emit.jax.places import body_key
+from autopar.emit.jax.printing import Printing
 from autopar.emit.jax.shapes import shown, signature
 from autopar.emit.names import identifier
 from autopar.emit.text import tuple_text

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 
 from autopar.emit.constants import holding, literal
 from autopar.emit.jax.batch import output_kinds
-from autopar.emit.jax.functions import Printing, body
+from autopar.emit.jax.functions import body
 from autopar.emit.jax.loops import last_alone, last_stack
+from autopar.emit.jax.printing import Printing
 from autopar.emit.jax.shapes import shown, signature
 from autopar.emit.names import first_free, is_attribute
 from autopar.emit.roles import Known, roles

@@ -8,29 +8,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from autopar.frontends.jax import views
-from autopar.frontends.jax.draft import Builder, Draft, Node, Operand, Uniform, Value, rewrite
+from autopar.frontends.jax.attention_logits import Climb, Logits, letter_at, letters_of
+from autopar.frontends.jax.draft import Builder, Draft, Node, Operand, Uniform, rewrite
 from autopar.frontends.jax.simplify import simplified
 from autopar.frontends.jax.views import Dims
-
-MASKED = -1e4  # a fill below this is a mask
 
 
 def attention_lifted(draft: Draft) -> Draft:
     """The draft with every softmax between two products replaced by an ``attention`` op."""
     return simplified(rewrite(draft, _visit))
-
-
-@dataclass(slots=True)
-class _Logits:
-    """What stands between the first product and the softmax."""
-
-    product: Node
-    scale: float = 1.0
-    causal: bool = False
-    masks: list[tuple[Operand, Dims]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +50,13 @@ def _attention(second: Node, position: int, builder: Builder) -> Operand | None:
     softmax = builder.made_by(x, "softmax")
     if softmax is None or softmax.attrs["dim"] != len(softmax.out.shape) - 1:
         return None
-    start = _letters(second.attrs["equation"])
-    above = _Climb(builder)
+    start = letters_of(second.attrs["equation"])
+    above = Climb(builder)
     if not above.climb(softmax.inputs[0]):
         return None
     first = above.product
     assert first is not None
-    in_q, in_k, out = _letters(first.attrs["equation"])
+    in_q, in_k, out = letters_of(first.attrs["equation"])
     dims = views.factored(first.out.shape)
     letter_of = {id(f): letter for letter, d in zip(out, dims, strict=True) for f in d}
     logits = above.settle(dims, letter_of)
@@ -78,7 +67,7 @@ def _attention(second: Node, position: int, builder: Builder) -> Operand | None:
         now = views.followed(now, view) if now is not None else None
     if now is None:
         return None
-    in_p = [_letter(d, letter_of) for d in now]
+    in_p = [letter_at(d, letter_of) for d in now]
     if None in in_p:
         return None
     roles = _roles(in_q, in_k, out, first, above.key_letter)
@@ -96,142 +85,6 @@ def _attention(second: Node, position: int, builder: Builder) -> Operand | None:
     return _emit(first, second, v, logits, roles, (in_q, in_k, in_v, result), letter_of, builder)
 
 
-class _Climb:
-    """From the softmax up to the first product, then the way down again with the indices."""
-
-    def __init__(self, builder: Builder) -> None:
-        self.builder = builder
-        self.chain: list[Node] = []
-        self.product: Node | None = None
-        self.end: Dims = []
-        self.key_letter = ""
-
-    def climb(self, x: Operand) -> bool:
-        while isinstance(x, Value) and x in self.builder.maker:
-            node = self.builder.maker[x]
-            if node.kind == "einsum":
-                self.product = node
-                return len(_letters(node.attrs["equation"])) == 3
-            below = self._operand(node)
-            if below is None:
-                return False
-            self.chain.insert(0, node)
-            x = below
-        return False
-
-    @staticmethod
-    def _operand(node: Node) -> Operand | None:
-        """The operand that carries the logits."""
-        if node.kind in (*views.VIEWS, "cast"):
-            return node.inputs[0]
-        if node.kind in ("mul", "div", "add"):
-            first, second = node.inputs
-            if isinstance(second, Uniform) or node.kind == "add":
-                whole = isinstance(first, Value) and first.shape == node.out.shape
-                return first if whole else second
-            return None
-        if node.kind == "where":
-            _, a, b = node.inputs
-            return a if isinstance(b, Uniform) else b if isinstance(a, Uniform) else None
-        return None
-
-    def settle(self, dims: Dims, letter_of: dict[int, str]) -> _Logits | None:
-        """What the chain does; None where it is not scaling and masking."""
-        assert self.product is not None
-        scores = _Logits(self.product)
-        now: Dims | None = dims
-        for node in self.chain:
-            assert now is not None
-            if node.kind in views.VIEWS:
-                now = views.followed(now, node)
-                if now is None:
-                    return None
-            elif node.kind in ("mul", "div"):
-                number = node.inputs[1]
-                if not isinstance(number, Uniform) or scores.masks or scores.causal:
-                    return None
-                scores.scale *= number.value if node.kind == "mul" else 1 / number.value
-            elif node.kind in ("add", "where") and not self._mask(node, now, scores, letter_of):
-                return None
-        assert now is not None
-        self.end = now
-        key = _letter(now[-1], letter_of)
-        if not key:
-            return None
-        self.key_letter = key
-        return scores
-
-    def _mask(self, node: Node, dims: Dims, scores: _Logits, letters: dict[int, str]) -> bool:
-        if node.kind == "where":
-            condition, a, b = node.inputs
-            fill, keep = (b, True) if isinstance(b, Uniform) else (a, False)
-        else:
-            logits = self._operand(node)
-            bias = node.inputs[1] if node.inputs[0] is logits else node.inputs[0]
-            chosen = self.builder.made_by(bias, "where")
-            if chosen is None:
-                if isinstance(bias, Uniform):
-                    return False
-                scores.masks.append((bias, dims))
-                return True
-            condition, a, b = chosen.inputs
-            zero = b if isinstance(a, Uniform) and a.value < MASKED else a
-            fill, keep = (a, False) if zero is b else (b, True)
-            if not isinstance(zero, Uniform) or zero.value != 0:
-                return False
-        if not isinstance(fill, Uniform) or fill.value > MASKED:
-            return False
-        return self._condition(condition, keep, dims, scores, letters)
-
-    def _condition(
-        self, mask: Operand, keep: bool, dims: Dims, scores: _Logits, letters: dict[int, str]
-    ) -> bool:
-        """``mask`` says where logits are kept (or, without ``keep``, where they are not)."""
-        negated = self.builder.made_by(mask, "not")
-        if negated is not None:
-            return self._condition(negated.inputs[0], not keep, dims, scores, letters)
-        both = self.builder.made_by(mask, "and") if keep else None
-        if both is not None:
-            return all(self._condition(m, True, dims, scores, letters) for m in both.inputs)
-        if self._is_causal(mask, keep, dims, letters):
-            scores.causal = True
-        elif keep:
-            scores.masks.append((mask, dims))
-        else:
-            assert isinstance(mask, Value)
-            kept = self.builder.op("not", (mask,), mask.shape, "bool")
-            scores.masks.append((kept, dims))
-        return True
-
-    def _is_causal(self, mask: Operand, keep: bool, dims: Dims, letters: dict[int, str]) -> bool:
-        """``row >= column`` over positions 0, 1, ... of the last dim and of one before it."""
-        expanded = self.builder.made_by(mask, "expand", "reshape")
-        while expanded is not None:
-            mask = expanded.inputs[0]
-            expanded = self.builder.made_by(mask, "expand", "reshape")
-        node = self.builder.made_by(mask, *(("ge", "le") if keep else ("lt", "gt")))
-        if node is None:
-            return False
-        row, column = node.inputs
-        if node.kind in ("le", "gt"):
-            row, column = column, row
-        sizes = [self._positions(row), self._positions(column)]
-        if sizes[0] is None or sizes[0] != sizes[1]:
-            return False
-        shape = row.shape
-        where = [i - len(shape) for i, n in enumerate(shape) if n != 1]
-        at_end = column.shape[-1:] == (sizes[1],) and len(where) == 1 and where[0] == -2
-        return at_end and _letter(dims[-2], letters) is not None
-
-    def _positions(self, x: Operand) -> int | None:
-        node = self.builder.made_by(x, "reshape", "arange")
-        if node is not None and node.kind == "reshape":
-            node = self.builder.made_by(node.inputs[0], "arange")
-        if node is None or (node.attrs["start"], node.attrs["step"]) != (0, 1):
-            return None
-        return int(node.attrs["stop"])
-
-
 def _views_above(x: Operand, builder: Builder) -> tuple[list[Node], Operand]:
     chain: list[Node] = []
     while (node := builder.made_by(x, *views.VIEWS, "cast")) is not None:
@@ -239,18 +92,6 @@ def _views_above(x: Operand, builder: Builder) -> tuple[list[Node], Operand]:
             chain.insert(0, node)
         x = node.inputs[0]
     return chain, x
-
-
-def _letters(equation: str) -> list[list[str]]:
-    left, _, right = equation.partition("->")
-    return [*(list(term) for term in left.split(",")), list(right)]
-
-
-def _letter(dim: list[views.Factor], letter_of: dict[int, str]) -> str | None:
-    """The letter of the first product that ``dim`` is; "" for a dim of size one."""
-    if not dim:
-        return ""
-    return letter_of.get(id(dim[0])) if len(dim) == 1 and dim[0].parts is None else None
 
 
 def _roles(
@@ -286,7 +127,7 @@ def _emit(
     first: Node,
     second: Node,
     v: Operand,
-    logits: _Logits,
+    logits: Logits,
     roles: _Roles,
     terms: tuple[list[str], list[str], list[str], list[str]],
     letter_of: dict[int, str],
@@ -312,13 +153,7 @@ def _emit(
     s, t = size[roles.query], size[roles.key]
 
     def laid(x: Operand, term: list[str], order: list[str], shape: tuple[int, ...]) -> Operand:
-        """``x`` with its letters in ``order`` (dims of size one gone), then as ``shape``."""
-        thin = [c for c, n in zip(term, x.shape, strict=True) if n != 1 or c in order]
-        x = builder.reshape(x, tuple(n for c, n in zip(term, x.shape, strict=True) if c in thin))
-        order = [c for c in order if c in thin]
-        if sorted(order) != sorted(thin):
-            raise _NotAttention
-        return builder.reshape(builder.transpose(x, tuple(thin.index(c) for c in order)), shape)
+        return builder.reshape(_in_order(x, term, order, builder), shape)
 
     lead = [c for c in (roles.batch,) if c]
     try:
@@ -333,26 +168,45 @@ def _emit(
         return None
     if len(masks) > 1 or (logits.causal and s != t):
         return None
-    scale: float | None = logits.scale
-    if math.isclose(logits.scale, 1 / math.sqrt(width), rel_tol=1e-6):
-        scale = None
+    usual = math.isclose(logits.scale, 1 / math.sqrt(width), rel_tol=1e-6)
     out = builder.op(
         "attention",
         (q, k, v, *masks),
         (b, groups * repeats, s, width),
         second.out.dtype,
         causal=logits.causal,
-        scale=scale,
+        scale=None if usual else logits.scale,
         dropout_p=0.0,
     )
     order = [*lead, *heads, roles.query, depth]
-    sizes = {**size, depth: width}
+    return _as_result(out, order, {**size, depth: width}, result, second, builder)
+
+
+def _as_result(
+    out: Operand,
+    order: list[str],
+    sizes: dict[str, int],
+    result: list[str],
+    second: Node,
+    builder: Builder,
+) -> Operand | None:
+    """``out``, whose letters are in ``order``, as the second product had its result."""
     spread = builder.reshape(out, tuple(sizes[c] for c in order))
     final = [c for c, n in zip(result, second.out.shape, strict=True) if c in order]
     if sorted(final) != sorted(order):
         return None
     moved = builder.transpose(spread, tuple(order.index(c) for c in final))
     return builder.reshape(moved, second.out.shape)
+
+
+def _in_order(x: Operand, term: list[str], order: list[str], builder: Builder) -> Operand:
+    """``x`` with its letters in ``order``, dims of size one gone."""
+    thin = [c for c, n in zip(term, x.shape, strict=True) if n != 1 or c in order]
+    x = builder.reshape(x, tuple(n for c, n in zip(term, x.shape, strict=True) if c in thin))
+    order = [c for c in order if c in thin]
+    if sorted(order) != sorted(thin):
+        raise _NotAttention
+    return builder.transpose(x, tuple(thin.index(c) for c in order))
 
 
 class _NotAttention(Exception):
@@ -368,7 +222,7 @@ def _mask(
     here = dims[len(dims) - len(mask.shape) :]
     letters = []
     for n, dim in zip(mask.shape, here, strict=True):
-        letter = _letter(dim, letter_of)
+        letter = letter_at(dim, letter_of)
         if letter is None:
             raise _NotAttention
         if n != 1:

@@ -102,3 +102,14 @@ def check_loops(graph: Graph) -> None:
                     "traced bound, which JAX cannot differentiate: give a static length, which "
                     "makes it a scan, or take what it gives by jax.lax.stop_gradient"
                 )
+
+
+def only_branch(params: Any, chosen: Operand) -> Any | None:
+    """The branch of a cond or switch that is known to be taken: by a number that is known, or where
+    platforms decide, that of every platform without one of its own."""
+    branches, platforms = params["branches"], params.get("branches_platforms")
+    if platforms is not None:
+        return branches[platforms.index(None)] if None in platforms else None
+    if isinstance(chosen, Uniform):
+        return branches[max(0, min(int(chosen.value), len(branches) - 1))]
+    return None

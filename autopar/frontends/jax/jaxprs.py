@@ -5,8 +5,6 @@ A scan is a block when its stacked operands are parameters and it gives back onl
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -15,7 +13,7 @@ from typing import Any
 import jax.extend.core as jex
 import numpy as np
 
-from autopar.frontends.jax.branches import looped, switched
+from autopar.frontends.jax.branches import looped, only_branch, switched
 from autopar.frontends.jax.constants import Constants, is_data
 from autopar.frontends.jax.derivatives import (
     CUSTOM,
@@ -31,17 +29,20 @@ from autopar.frontends.jax.derivatives import (
 )
 from autopar.frontends.jax.draft import Builder, Draft, Node, Operand, Uniform, Value
 from autopar.frontends.jax.errors import ComplexNumbers, ControlFlow, LargeConstant
-from autopar.frontends.jax.places import frames_of
-from autopar.frontends.jax.precision import CALLS, unrounded
+from autopar.frontends.jax.known_numbers import (
+    COMPLEX,
+    exact_number,
+    is_one_number,
+    literal_of,
+    plain,
+)
+from autopar.frontends.jax.places import frames_of, scope_of
+from autopar.frontends.jax.precision import CALLS
 from autopar.frontends.jax.primitives import convert
 from autopar.nouns.graph import Source
 from autopar.nouns.kinds import OWN_DERIVATIVE
 
 Casts = Mapping[tuple[int, int], tuple[str, ...]]
-COMPLEX = (
-    "the loss computes with complex numbers ({}): keep real and imaginary parts in arrays of their "
-    "own, as in (a.real, a.imag)"
-)
 MOST_STEPS = 1024  # of a scan that has to be unrolled
 MOST_COPIED = 32  # ops of a mask that is made inside of a scan's body
 MOST_ELEMENTS = 1 << 16  # of a closed-over array
@@ -99,7 +100,7 @@ class _Walker:
 
         def read(atom: Any) -> Operand:
             if isinstance(atom, jex.Literal):
-                literal = _literal(atom.val, str(atom.aval.dtype))
+                literal = literal_of(atom.val, str(atom.aval.dtype))
                 return replace(literal, value=self.exact.get(id(atom), literal.value))
             return known[atom]
 
@@ -130,8 +131,8 @@ class _Walker:
         An array has the numbers that it has, as data do; one number is what was written, so that
         of float32 it is the shortest decimal."""
         array = np.asarray(value)
-        if _is_one_number(array):
-            number = _number(array.flat[0]) if array.ndim else plain(array.flat[0])
+        if is_one_number(array):
+            number = exact_number(array.flat[0]) if array.ndim else plain(array.flat[0])
             return Uniform(number, str(array.dtype), array.shape)
         if self.constants is not None and is_data(array):
             return self.constants.value(value)
@@ -148,7 +149,7 @@ class _Walker:
     def _equation(self, eqn: Any, inputs: list[Operand]) -> list[Operand]:
         name = eqn.primitive.name
         source = self._source(eqn)
-        if name == "cond" and (branch := _only_branch(eqn.params, inputs[0])) is not None:
+        if name == "cond" and (branch := only_branch(eqn.params, inputs[0])) is not None:
             return self._call(branch, inputs[1:], source)
         self.builder.source = source
         if name in ("cond", "while"):
@@ -339,58 +340,5 @@ class _Walker:
         return Source(scope, self.place.file, self.place.line)
 
 
-def scope_of(stack: str) -> str:
-    """``"blocks.0/attn/jit(silu)"`` as ``"blocks.0.attn"``: named scopes only, neither transforms
-    nor the equations that einsum leaves."""
-    return ".".join(part for part in stack.split("/") if re.fullmatch(r"\w[\w.-]*", part))
-
-
 def _is_parameter(x: Operand) -> bool:
     return isinstance(x, Value) and x.role == "parameter"
-
-
-def _is_one_number(array: Any) -> bool:
-    """Bit by bit: -0.0 is not 0.0, and nan is nan."""
-    if not array.size:
-        return False
-    rows = np.ascontiguousarray(array).reshape(-1).view(np.uint8).reshape(array.size, -1)
-    return bool((rows == rows[0]).all())
-
-
-def _number(value: Any) -> bool | int | float:
-    """The Python number that is exactly ``value``, of bfloat16 too."""
-    number = value.item()
-    return number if isinstance(number, bool | int) else float(number)
-
-
-def _literal(value: Any, dtype: str) -> Uniform:
-    return Uniform(plain(value), dtype)
-
-
-def plain(value: Any) -> bool | int | float:
-    """A Python number. Floats come back as `unrounded`, in half precision as the shortest decimal
-    that rounds to the same value, so that 1e-5 stays 1e-5 when the program later runs in another
-    precision."""
-    kind = np.asarray(value).dtype
-    if kind == np.bool_:
-        return bool(value)
-    if np.issubdtype(kind, np.integer):
-        return int(value)
-    if np.issubdtype(kind, np.complexfloating):
-        raise ComplexNumbers(COMPLEX.format(value))
-    number = float(value)
-    if kind == np.float64 or not math.isfinite(number):
-        return number
-    own = kind.type(value)
-    return unrounded(own) if kind == np.float32 else float(str(own))
-
-
-def _only_branch(params: Any, chosen: Operand) -> Any | None:
-    """The branch of a cond or switch that is known to be taken: by a number that is known, or where
-    platforms decide, that of every platform without one of its own."""
-    branches, platforms = params["branches"], params.get("branches_platforms")
-    if platforms is not None:
-        return branches[platforms.index(None)] if None in platforms else None
-    if isinstance(chosen, Uniform):
-        return branches[max(0, min(int(chosen.value), len(branches) - 1))]
-    return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import Any
 
 import jax
@@ -41,3 +42,9 @@ def traceback_of(eqn: Any, caller: Any = None) -> Any:
     """That of ``eqn``, or of its ``caller`` where no frame of its own is the user's: a function of
     JAX that was traced before has none."""
     return caller if caller is not None and not frames_of(eqn)[0] else eqn.source_info.traceback
+
+
+def scope_of(stack: str) -> str:
+    """``"blocks.0/attn/jit(silu)"`` as ``"blocks.0.attn"``: named scopes only, neither transforms
+    nor the equations that einsum leaves."""
+    return ".".join(part for part in stack.split("/") if re.fullmatch(r"\w[\w.-]*", part))

@@ -12,7 +12,6 @@ trace says for every call exactly which tensors it read and made::
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,19 +22,13 @@ from typing import Any
 import torch
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, track_tensor_tree
 
-from autopar.frontends.pytorch.recording import (
-    Labels,
-    Origin,
-    Recorder,
-    Recording,
-    Replayer,
-    marked,
-)
+from autopar.frontends.pytorch.call_facts import argument_names, modes, shape_of, state_of
+from autopar.frontends.pytorch.labels import Labels, Origin
+from autopar.frontends.pytorch.recording import Recorder, Recording, Replayer, marked
 from autopar.frontends.pytorch.repeats import Member
 from autopar.frontends.pytorch.structure import (
     Given,
     Made,
-    leaves,
     put_together,
     renumber,
     take_apart,
@@ -228,7 +221,7 @@ class Calls:
             tensors, structure = take_apart((args, kwargs))
             if any(isinstance(n, torch.SymInt) for t in tensors for n in t.shape):
                 return forward(*args, **kwargs)  # rows that a mask chooses: another one each time
-            key = (member.group, structure, tuple(map(_shape, tensors)), _modes())
+            key = (member.group, structure, tuple(map(shape_of, tensors)), modes())
             if member.alone and member.group not in self.repeated:
                 self._seen[key] = self._seen.get(key, 0) + 1
                 if self._seen[key] == (2 if any(member.module.children()) else CELLS):
@@ -245,7 +238,7 @@ class Calls:
                 len(self.kinds),
                 member.group,
                 type(member.module).__name__,
-                tuple(_argument_names(forward, args, kwargs)),
+                tuple(argument_names(forward, args, kwargs)),
                 [member.path],
                 member.shared,
                 needed,
@@ -303,7 +296,7 @@ class Calls:
         given = torch.ops.autopar.enter(tensors, kind.number)
         require(given, kind.given)
         args, kwargs = put_together(structure, given, [])
-        before = _state(member, structure)
+        before = state_of(member, structure)
         labels = Labels(member.path, member.shared, self.named, given)
         recorder = Recorder(labels)
         self.current = recorder
@@ -313,7 +306,7 @@ class Calls:
             recorder.end()
         finally:
             self.current = None
-        if _state(member, structure) != before or take_apart((args, kwargs))[1] != structure:
+        if state_of(member, structure) != before or take_apart((args, kwargs))[1] != structure:
             recorder.why = "the forward leaves something behind in an object"
         outputs, shape = take_apart(result)
         if any(map(marked, (*outputs, *given, *tensors))):
@@ -348,51 +341,3 @@ class Calls:
         made = torch.ops.autopar.leave(new, kind.number)
         require(made, kind.gradients)
         return put_together(renumber(shape, kind.slots), tensors, made)
-
-
-def _state(member: Member, structure: Any) -> Any:
-    """What a forward could change besides its result: attributes, and objects that it was given."""
-    own = [(name, id(value)) for m in member.module.modules() for name, value in vars(m).items()]
-    return own, [_fields(leaf.value) for leaf in leaves(structure)]
-
-
-def _fields(value: Any, depth: int = 3) -> Any:
-    if isinstance(value, list | tuple | set):
-        return [_fields(v, depth - 1) for v in value] if depth else len(value)
-    fields = getattr(value, "__dict__", None)
-    if depth and fields is not None:
-        return {name: _fields(v, depth - 1) for name, v in fields.items()}
-    return id(value)
-
-
-def _modes() -> Hashable:
-    """What a layer computes by beside its arguments."""
-    cast = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
-    return torch.is_grad_enabled(), cast
-
-
-def _shape(tensor: torch.Tensor) -> Hashable:
-    return (tuple(tensor.shape), tensor.stride(), tensor.dtype)
-
-
-def _argument_names(forward: Any, args: Any, kwargs: Any) -> list[str]:
-    """A name for each distinct tensor: ``mask``, ``position_embeddings.0``."""
-    try:
-        bound = inspect.signature(forward).bind(*args, **kwargs).arguments
-    except (TypeError, ValueError):
-        bound = {**{f"arg{i}": a for i, a in enumerate(args)}, **kwargs}
-    names: dict[int, str] = {}
-
-    def walk(value: Any, name: str) -> None:
-        if isinstance(value, torch.Tensor):
-            names.setdefault(id(value), name)
-        elif isinstance(value, dict):
-            for k, v in value.items():
-                walk(v, f"{name}.{k}")
-        elif isinstance(value, list | tuple):
-            for i, v in enumerate(value):
-                walk(v, f"{name}.{i}")
-
-    for name, value in bound.items():
-        walk(value, name)
-    return [names.get(id(t), f"input{i}") for i, t in enumerate(take_apart((args, kwargs))[0])]

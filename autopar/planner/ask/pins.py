@@ -27,15 +27,13 @@ from autopar.nouns.axes import (
     SHARD,
     TENSOR,
 )
+from autopar.nouns.grammar import WORDS, Grammar, along_sequences
 from autopar.nouns.layout import (
     OF_PROGRAMS,
     RING_RANKS,
     SEQ_SLICES,
-    WORDS,
-    Grammar,
     LayoutError,
     Pins,
-    along_sequences,
     alternatives,
     divisors,
     pairs_text,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autopar.nouns.offload import OFFLOAD
-from autopar.nouns.plan import Memory
+from autopar.nouns.prediction import Memory
 from autopar.nouns.recompute import POLICIES
 from autopar.planner.ask.candidates import degrees_text
 from autopar.planner.ask.question import Decided

@@ -20,7 +20,7 @@ from autopar.frontends.family.arch_file import load_arch
 from autopar.nouns.cluster import Cluster, Device
 from autopar.nouns.errors import UserError
 from autopar.nouns.layout import Layout
-from autopar.nouns.plan import Memory
+from autopar.nouns.prediction import Memory
 from autopar.nouns.style import Style
 from autopar.planner.family.legal import check_layout
 from autopar.planner.family.nearby import cheapest_change

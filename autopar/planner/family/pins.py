@@ -8,6 +8,7 @@ from typing import Any
 
 from autopar.nouns.axes import CONTEXT, PIPELINE, REPLICATE, SECOND_TENSOR, SHARD, TENSOR
 from autopar.nouns.expert_placement import IN_ORDER
+from autopar.nouns.grammar import WORDS, Grammar, along_sequences, pairs_of
 from autopar.nouns.layout import (
     ALL_REDUCE,
     ATTENTION_BY,
@@ -25,13 +26,9 @@ from autopar.nouns.layout import (
     REDUCE,
     RING_RANKS,
     SEQ_SLICES,
-    WORDS,
-    Grammar,
     Layout,
     LayoutError,
     Pins,
-    along_sequences,
-    pairs_of,
 )
 from autopar.nouns.offload import OFFLOAD
 from autopar.nouns.recompute import ATTENTION, FULL, KEEP_ALL, NONE, Recompute

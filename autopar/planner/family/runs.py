@@ -24,7 +24,7 @@ from autopar.nouns.cluster import Cluster
 from autopar.nouns.graph import Graph
 from autopar.nouns.layout import Layout
 from autopar.nouns.mesh import Mesh
-from autopar.nouns.plan import Memory
+from autopar.nouns.prediction import Memory
 from autopar.nouns.recompute import KEEP_ALL
 from autopar.nouns.style import Style
 from autopar.pipeline.schedules.steady import SteadyClock

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from autopar.lowering.lowered import LoweredOp
 from autopar.nouns.graph import DTYPE_BYTES, Tensor
 from autopar.nouns.mesh import Mesh
-from autopar.rules.work import kept_bytes
+from autopar.rules.held_bytes import kept_bytes
 
 
 def saved_bytes(

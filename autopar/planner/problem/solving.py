@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from autopar.nouns.problem import Problem, Solution
+from autopar.nouns.problem import Problem
+from autopar.nouns.solution import Solution
 from autopar.planner.problem.bindings import Bindings
 from autopar.pricing.prices import PICOSECONDS
 from autopar.searchers import SEARCHERS, Budget, Progress

@@ -21,10 +21,10 @@ from autopar.planner.search.layouts import Progress, search_plan
 from autopar.planner.solve.solved import lowered_of
 from autopar.planner.solve.standings import NothingFaster, NothingFits
 from autopar.planner.staged.in_full import priced_again
+from autopar.rules.extents import extents
 from autopar.rules.loss_heads import AS_MANY_AS_IT_TAKES, KIND, LossHead, in_chunks, loss_heads
 from autopar.rules.terms import accumulated
 from autopar.rules.vocabulary import FEWEST_ROWS, LEAST_ROWS
-from autopar.rules.work import extents
 
 Search = Callable[[Question, Progress], Outcome]
 WORTH = 0.02

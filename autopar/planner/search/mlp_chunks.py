@@ -24,6 +24,7 @@ from autopar.planner.search.layouts import Progress, search_plan
 from autopar.planner.solve.solved import lowered_of
 from autopar.planner.solve.standings import NothingFits
 from autopar.planner.staged.in_full import priced_again
+from autopar.rules.extents import extents
 from autopar.rules.feed_forward import LEAST_TOKENS
 from autopar.rules.feed_forwards import (
     AS_MANY_AS_IT_TAKES,
@@ -32,7 +33,6 @@ from autopar.rules.feed_forwards import (
     FeedForward,
     every_feed_forward,
 )
-from autopar.rules.work import extents
 
 Search = Callable[[Question, Progress], Outcome]
 ANY = float("inf")

@@ -11,8 +11,9 @@ from autopar.lowering.routed_pieces import with_expert_pieces
 from autopar.lowering.spread import lower
 from autopar.nouns.plan import Spread
 from autopar.nouns.prefetch import USUAL
-from autopar.nouns.problem import NoFeasibleAnswer, Solution
+from autopar.nouns.problem import NoFeasibleAnswer
 from autopar.nouns.recompute import KEEP_ALL
+from autopar.nouns.solution import Solution
 from autopar.planner.ask.candidates import Candidate, StateLayout
 from autopar.planner.ask.question import Decided, Question
 from autopar.planner.problem.folding import pose

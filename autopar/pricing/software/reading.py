@@ -26,9 +26,12 @@ from autopar.pricing.software.figures import (
     Traffic,
 )
 from autopar.pricing.units.places import Places
+from autopar.rules.extents import extents
 from autopar.rules.fusion import Fusion
+from autopar.rules.held_bytes import kept_bytes
+from autopar.rules.moved_bytes import Moves
 from autopar.rules.resharding import SHIFT, collectives
-from autopar.rules.work import Moves, Work, extents, kept_bytes, op_work
+from autopar.rules.work import Work, op_work
 
 NORMS = ("layer_norm", "rms_norm")
 ALONE_BY_HAND = (*NORMS, "dropout")

@@ -19,9 +19,9 @@ from autopar.nouns.mesh import Mesh
 from autopar.nouns.recompute import COMPUTE, FULL, NONE, POLICIES, SELECTIVE, keeps_routes
 from autopar.pricing.units.places import Places, bytes_of, later_bytes, moves, roots
 from autopar.pricing.units.walk import Life, Walk
+from autopar.rules.held_bytes import kept_bytes
 from autopar.rules.implementations.table import KEPT_ROWS
 from autopar.rules.resharding import SHIFT
-from autopar.rules.work import kept_bytes
 
 
 def activation_lives(

@@ -10,8 +10,8 @@ from autopar.lowering.precision import HALF, OWN_CASTS
 from autopar.nouns.axes import SLICE
 from autopar.nouns.graph import DTYPE_BYTES, Op
 from autopar.nouns.sharding import Sharding
+from autopar.rules.held_bytes import kept_bytes
 from autopar.rules.implementations.table import KEPT_ROWS
-from autopar.rules.work import kept_bytes
 
 
 class Places:

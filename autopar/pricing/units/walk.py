@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from autopar.nouns.graph import Source
 from autopar.pricing.units.places import Places
-from autopar.rules.work import workspace_back_bytes, workspace_bytes
+from autopar.rules.held_bytes import workspace_back_bytes, workspace_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from autopar.nouns.plan import Prediction
+from autopar.nouns.prediction import Prediction
 from autopar.pipeline.play import Span, memory
 from autopar.pipeline.trace import NAMES
 from autopar.pricing.planned import PricedPipeline

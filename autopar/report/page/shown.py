@@ -10,7 +10,7 @@ from autopar.lowering.lowered import Lowered
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.plan import Plan
 from autopar.pricing.planned import PricedPipeline
-from autopar.report.explain import Explained, explained
+from autopar.report.explained import Explained, explained
 from autopar.report.revisit import Revisited
 from autopar.runtime.jobs.result import RunResult
 

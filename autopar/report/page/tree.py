@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from autopar.lowering.lowered import BATCH_AXES, Lowered, LoweredTensor
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.sharding import Placement, Sharding
-from autopar.report.explain import Explained
+from autopar.report.explained import Explained
 from autopar.report.page.html import Markup, dotted, joined, section, table, tag
 from autopar.report.units import duration, percent
 

@@ -33,8 +33,9 @@ from autopar.runtime.pytorch.portions import Microbatch, shapes_of, weight_of
 from autopar.runtime.pytorch.ranks import Ranks
 from autopar.runtime.pytorch.recomputing import RUNNING
 from autopar.runtime.pytorch.sequence_slices import sliced
+from autopar.runtime.pytorch.sharded import Sharded
 from autopar.runtime.pytorch.stage import Stage, Value
-from autopar.runtime.pytorch.storage import Sharded, Storage, targets
+from autopar.runtime.pytorch.storage import Storage, targets
 from autopar.runtime.pytorch.units import has_units
 from autopar.runtime.shared.settings import ProgramError, Settings
 

@@ -10,10 +10,12 @@ from autopar.runtime.pytorch.optimizer import make_optimizer
 from autopar.runtime.pytorch.parameters import running
 from autopar.runtime.pytorch.pipeline.stages import Stages
 from autopar.runtime.pytorch.ranks import Ranks
-from autopar.runtime.pytorch.storage import Replicated, Sharded, Storage
+from autopar.runtime.pytorch.replicated import Replicated
+from autopar.runtime.pytorch.sharded import Sharded
+from autopar.runtime.pytorch.storage import Storage
 from autopar.runtime.pytorch.training.load import rank_of_job, read
+from autopar.runtime.pytorch.training.program import Program
 from autopar.runtime.pytorch.training.totals import all_reduce_async, total_counts
-from autopar.runtime.pytorch.training.trainer import Program
 
 __all__ = [
     "Batch", "Program", "Ranks", "Replicated", "Sharded", "Stages", "Storage", "all_reduce_async",

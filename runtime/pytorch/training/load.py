@@ -29,7 +29,8 @@ from autopar.runtime.pytorch.initialize import Target, initialize
 from autopar.runtime.pytorch.optimizer import of_groups as make_optimizer_of
 from autopar.runtime.pytorch.own_model import difference, fields, start_from
 from autopar.runtime.pytorch.ranks import Ranks
-from autopar.runtime.pytorch.training.trainer import Program, Trainer
+from autopar.runtime.pytorch.training.program import Program
+from autopar.runtime.pytorch.training.trainer import Trainer
 from autopar.runtime.shared.planned_workload import workload_for
 from autopar.runtime.shared.program_module import read_lists, read_train, run_program
 from autopar.runtime.shared.settings import (

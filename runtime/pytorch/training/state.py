@@ -14,7 +14,8 @@ import torch.distributed as dist
 
 from autopar.nouns.errors import UserError
 from autopar.runtime.pytorch.accelerators import is_accelerator, module_of
-from autopar.runtime.pytorch.checkpoint import Piece, Pieces, read, write
+from autopar.runtime.pytorch.checkpoint import read, write
+from autopar.runtime.pytorch.checkpoint_pieces import Piece, Pieces
 from autopar.runtime.pytorch.held import Held
 from autopar.runtime.pytorch.optimizer import trainable
 from autopar.runtime.pytorch.optimizer_state import optimizer_state, set_steps

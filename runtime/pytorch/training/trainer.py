@@ -6,24 +6,20 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import nn
 
-from autopar.emit.pytorch.train import How, train_text
 from autopar.frontends.pytorch.build import build_model
 from autopar.nouns.batch import BatchEntry
-from autopar.nouns.mesh import Mesh
-from autopar.nouns.plan import Prediction
+from autopar.nouns.prediction import Prediction
 from autopar.nouns.workload import Workload
-from autopar.pipeline.actions import Lists
 from autopar.runtime.pytorch.agreement import of_first
 from autopar.runtime.pytorch.batches import Batch, Comparison, compare_batches
-from autopar.runtime.pytorch.checkpoint import HalfLoaded, Piece
+from autopar.runtime.pytorch.checkpoint import HalfLoaded
+from autopar.runtime.pytorch.checkpoint_pieces import Piece
 from autopar.runtime.pytorch.gradients import add_gradients, gradients_of, total_norm
 from autopar.runtime.pytorch.held import Held
 from autopar.runtime.pytorch.initialize import Target, seed_draws
@@ -41,9 +37,9 @@ from autopar.runtime.pytorch.predict import Asked, asked, result
 from autopar.runtime.pytorch.ranks import Ranks
 from autopar.runtime.pytorch.saved_names import parts_of
 from autopar.runtime.pytorch.sizes import Sizes
-from autopar.runtime.pytorch.stage import Stage, Value
 from autopar.runtime.pytorch.storage import Storage
 from autopar.runtime.pytorch.training.evaluate import loss_of
+from autopar.runtime.pytorch.training.program import Program, train_of
 from autopar.runtime.pytorch.training.state import State
 from autopar.runtime.pytorch.weights import aliases_of, load_weights, save_weights
 from autopar.runtime.shared.keeping import Keeping
@@ -56,8 +52,7 @@ from autopar.runtime.shared.kept_checkpoints import (
     something_kept,
 )
 from autopar.runtime.shared.planned_batch import check_batch, check_planned
-from autopar.runtime.shared.program_module import run_program
-from autopar.runtime.shared.settings import ProgramError, Settings
+from autopar.runtime.shared.settings import ProgramError
 from autopar.runtime.shared.stopping import Stopping
 
 Fill = Callable[[Mapping[str, Target]], object]
@@ -66,36 +61,6 @@ Fill = Callable[[Mapping[str, Target]], object]
 
 COMPARED_EVERY = 100
 """Steps between comparisons of what lies on an accelerator, which wait for it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Program:
-    """What an emitted ``model.py`` defines: ``model``, or ``stages`` and what goes with them; and
-    the ``train.py`` beside it, None for the one that `autopar.emit.pytorch.train` gives."""
-
-    mesh: Mapping[str, int]
-    settings: Settings
-    model: type[nn.Module] | None = None
-    stages: tuple[Stage, ...] = ()
-    values: Mapping[str, Value] = field(default_factory=dict)
-    ties: Mapping[str, str] = field(default_factory=dict)
-    lists: Lists = ()
-    train: ModuleType | None = None
-
-    @staticmethod
-    def of(module: ModuleType, lists: Lists = (), train: ModuleType | None = None) -> Program:
-        """``lists``: the plan's actions, for a program of several stages."""
-        if not hasattr(module, "STAGES"):
-            return Program(module.MESH, module.SETTINGS, module.Model, train=train)
-        return Program(
-            module.MESH,
-            module.SETTINGS,
-            stages=module.STAGES,
-            values=module.VALUES,
-            ties=getattr(module, "TIES", {}),
-            lists=lists,
-            train=train,
-        )
 
 
 class Trainer:
@@ -459,20 +424,3 @@ class Trainer:
 
     def _pieces(self) -> dict[str, Piece]:
         return self.state.pieces(self.step_number)
-
-
-def train_of(program: Program, workload: Workload) -> ModuleType:
-    """The ``train.py`` of a program that has none beside it."""
-    mesh = Mesh(tuple(program.mesh), tuple(program.mesh.values())).trimmed()
-    settings = program.settings
-    how = How(
-        mesh,
-        settings.zero,
-        settings.microbatches,
-        workload.clip_norm,
-        program.model is None,
-        offloads=settings.offloads,
-        scales=settings.precision == "float16",
-        limits=bool(settings.limits),
-    )
-    return run_program(train_text(how), "<train.py>")

@@ -30,7 +30,8 @@ from autopar.runtime.pytorch.batches import Batch
 from autopar.runtime.pytorch.initialize import initialize
 from autopar.runtime.pytorch.probe import recording
 from autopar.runtime.pytorch.ranks import Ranks
-from autopar.runtime.pytorch.training.trainer import Program, Trainer
+from autopar.runtime.pytorch.training.program import Program
+from autopar.runtime.pytorch.training.trainer import Trainer
 from autopar.runtime.shared.edits import edits_of, program_of
 from autopar.runtime.shared.program_module import read_lists, run_program
 from autopar.runtime.shared.seen import Seen

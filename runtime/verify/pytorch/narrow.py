@@ -24,7 +24,8 @@ from autopar.runtime.pytorch import program
 from autopar.runtime.pytorch.initialize import initialize
 from autopar.runtime.pytorch.ranks import Ranks
 from autopar.runtime.pytorch.scaled_products import Seen, products_as
-from autopar.runtime.pytorch.training.trainer import Program, Trainer
+from autopar.runtime.pytorch.training.program import Program
+from autopar.runtime.pytorch.training.trainer import Trainer
 from autopar.runtime.shared.edits import program_of
 from autopar.runtime.shared.program_module import run_program
 from autopar.runtime.verify.narrow import NarrowResult

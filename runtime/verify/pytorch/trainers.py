@@ -16,7 +16,8 @@ from autopar.runtime.pytorch.initialize import initialize
 from autopar.runtime.pytorch.ranks import Ranks
 from autopar.runtime.pytorch.recording import Record, record
 from autopar.runtime.pytorch.training.load import read_program
-from autopar.runtime.pytorch.training.trainer import Program, Trainer
+from autopar.runtime.pytorch.training.program import Program
+from autopar.runtime.pytorch.training.trainer import Trainer
 from autopar.runtime.shared.program_module import read_lists, read_train
 
 _recorded: dict[str, Record] = {}

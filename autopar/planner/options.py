@@ -1,0 +1,32 @@
+"""What a person may say of a search beside model, cluster and pins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from autopar.nouns.imbalance import Imbalance
+from autopar.nouns.style import Style
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """``replicated``: op kinds without a rule that the user lets run whole on every device.
+
+    ``profile``: a database of `autopar profile` whose measured times replace the built-in ones;
+    where it was measured with other ``libraries`` or on another ``processor``, progress says so.
+    ``style``: how the program is to execute; None: as its framework does by itself.
+    ``imbalance``: of routes to experts; None: as the profile has it, else they are even.
+    ``verbose``: progress tells every step of every search.
+    """
+
+    searcher: str = "portfolio"
+    replicated: tuple[str, ...] = ()
+    profile: str | None = None
+    libraries: str | None = None
+    processor: str | None = None
+    style: Style | None = None
+    imbalance: Imbalance | None = None
+    verbose: bool = False
