@@ -42,7 +42,7 @@ def plan(
     cluster:  a file, ``"local"`` for this machine, or a `Cluster`.
     fix:      what is decided already: ``{"tp": 2, "zero": 3}`` or ``"tp=2,zero=3"``. JAX: stages of
               a pipeline where it has ``pp`` alone, since a script's own optimizer takes all
-              gradients in one place.
+              gradients in one place, and sending them there is not priced.
     expert_imbalance: rows of a layer's busiest expert over those of its mean expert, ``1.3``, or
               ``"1.3:1.8"`` with that of the worst step; None: as ``profile`` has it, else even.
     expert_loads: a file of the rows of each expert, in place of that: by the module that holds a

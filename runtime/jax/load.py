@@ -21,7 +21,6 @@ from autopar.nouns.workload import Workload
 from autopar.runtime.jax.batches import Batches
 from autopar.runtime.jax.frozen import of_trained, parted
 from autopar.runtime.jax.own_loss import fields
-from autopar.runtime.jax.own_optimizer import OwnOptimizer
 from autopar.runtime.jax.parallel import Layout, by_name, leave_at_once
 from autopar.runtime.jax.programs import read_step
 from autopar.runtime.jax.staged_trainer import StagedTrainer, put
@@ -126,7 +125,7 @@ def load(
         aux=start.aux,
     )
     if optimizer is not None:
-        trainer.step_by(OwnOptimizer.of(optimizer, tree, step.mesh))
+        trainer.step_by(optimizer)
     return trainer
 
 

@@ -73,7 +73,7 @@ class SavedState:
         if self.optimizer is not None:
             leaves = [_as(arrays[f"{_OWN}/{path}"], known) for path, known in paths_of(opt)]
             given = jax.tree.unflatten(jax.tree.structure(opt), leaves)
-            opt = put(given, placed(self.step.mesh, self.optimizer.specs))
+            opt = put(given, placed(self.optimizer.mesh, self.optimizer.specs))
         return {**self.step.put_state(made), "frozen": state["frozen"]}, opt
 
     def _own(self, opt: Any) -> Iterator[tuple[str, Any]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -20,14 +20,19 @@ from autopar.runtime.jax.staged import Pipeline
 _CALLED = {"F": "forward", "B": "backward", "I": "backward_input", "W": "backward_weight"}
 
 
-def peak_bytes(step: Pipeline, own: Mapping[int, State], batch: Any) -> int:
+def peak_bytes(
+    step: Pipeline, own: Mapping[int, State], batch: Any, updates: int | None = None
+) -> int:
     """``own``: the state of every stage; ``batch``: what each takes; as arrays or shapes that lie
-    somewhere. What was called before is compiled already."""
-    return max(peaks(step, own, batch))
+    somewhere. What was called before is compiled already. ``updates``: bytes that an update takes
+    beside state and gradients where the plan's optimizer does not step."""
+    return max(peaks(step, own, batch, updates))
 
 
-def peaks(step: Pipeline, own: Mapping[int, State], batch: Any) -> list[int]:
-    """Of a device of each place on ``pp``."""
+def peaks(
+    step: Pipeline, own: Mapping[int, State], batch: Any, updates: int | None = None
+) -> list[int]:
+    """Of a device of each place on ``pp``; see `peak_bytes`."""
     calls = Calls(step, own, batch)
     played = Counter((action.stage, action.kind) for action in step.actions)
     by_name = {s.number: {c.name: c for c in calls.of(s, played)} for s in step.here}
@@ -35,7 +40,7 @@ def peaks(step: Pipeline, own: Mapping[int, State], batch: Any) -> list[int]:
     made = []
     for place in places:
         here = [stage for stage in step.here if stage.stage.rank == place]
-        base = sum(_on_one(jax.tree.leaves((own[s.number], batch[s.number]))) for s in here)
+        base = sum(on_one((own[s.number], batch[s.number])) for s in here)
         gradients, change = 0, dict[tuple[int, str], int]()
         for stage in here:
             n, known = stage.number, by_name[stage.number]
@@ -56,20 +61,25 @@ def peaks(step: Pipeline, own: Mapping[int, State], batch: Any) -> list[int]:
                 continue
             most = max(most, held + _beside(by_name[n][name]))
             held += change[n, kind]
-        ends = max(_beside(by_name[s.number][name]) for s in here for name in ("summed", "updated"))
-        made.append(base + gradients + max(most, ends))
+        last = ("summed",) if updates is not None else ("summed", "updated")
+        ends = max(_beside(by_name[s.number][name]) for s in here for name in last)
+        made.append(base + gradients + max(most, ends, updates or 0))
     return made
 
 
 def _beside(call: Call) -> int:
-    """Bytes that a call takes beside what it is given."""
-    memory = call.memory()
+    return beside(call.memory())
+
+
+def beside(memory: Any) -> int:
+    """Bytes that a call takes beside what it is given, by XLA's account of it."""
     made = memory.output_size_in_bytes - memory.alias_size_in_bytes
     return int(memory.temp_size_in_bytes + max(0, made))
 
 
-def _on_one(arrays: Iterable[Any]) -> int:
+def on_one(tree: Any) -> int:
     """Bytes of the piece that one device has of each array."""
+    arrays = jax.tree.leaves(tree)
     return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in arrays)
 
 

@@ -7,16 +7,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from autopar.frontends.jax import paths_of
+from autopar.runtime.jax.all_stages import AllStages
 from autopar.runtime.jax.aux_tree import tree_of
 from autopar.runtime.jax.frozen import held_by, joined, without
 from autopar.runtime.jax.own_optimizer import OwnOptimizer
 from autopar.runtime.jax.parallel import Outputs, by_name
 from autopar.runtime.jax.staged import Pipeline
-from autopar.runtime.jax.staged_memory import peak_bytes
-from autopar.runtime.jax.trainer import Trainer
+from autopar.runtime.jax.staged_memory import beside, on_one, peak_bytes
+from autopar.runtime.jax.step import held
+from autopar.runtime.jax.trainer import Trainer, tell
 from autopar.runtime.jax.user_tree import Tree, UserTree
 from autopar.runtime.shared.planned_batch import OtherBatch
 from autopar.runtime.shared.settings import ProgramError
@@ -31,12 +34,19 @@ class StagedTrainer(Trainer):
 
     _last: Any = None
     """The batch of the last step, cut."""
+    _all: AllStages | None = None
+    """Where an optimizer of the user's own steps."""
 
     def step(self, batch: Mapping[str, Any]) -> Any:
         """See `Trainer.step`."""
         self.save_if_due()
         self._last = self.batches.cut(batch)
-        self.state, loss, self.gradient_norm, outputs = self.compiled.step(self.state, self._last)
+        if self._all is None:
+            made = self.compiled.step(self.state, self._last)
+            self.state, loss, self.gradient_norm, outputs = made
+        else:
+            loss, gradients, outputs = self.compiled.gradients(self.state, self._last)
+            self._step_own(gradients, loss)
         return self._with_aux(loss, outputs)
 
     def _with_aux(self, loss: Any, outputs: Outputs) -> Any:
@@ -54,17 +64,50 @@ class StagedTrainer(Trainer):
     def update(self, gradients: Tree) -> Any:
         """See `Trainer.update`."""
         self.user_tree.check(gradients, "the tree of gradients")
-        made = self.compiled.reduced(_by_key(self.compiled, self.user_tree, gradients))
-        self.state, self.gradient_norm = self.compiled.update(self.state, made)
+        given = _by_key(self.compiled, self.user_tree, gradients)
+        if self._all is None:
+            made = self.compiled.update(self.state, self.compiled.reduced(given))
+            self.state, self.gradient_norm = made
+        else:
+            self._step_own(given, jnp.zeros(()))
         return self.gradient_norm
 
-    def step_by(self, optimizer: OwnOptimizer) -> None:
-        """Raises `ProgramError`: no device has all of the parameters that it is made for."""
-        raise ProgramError(
-            "load(optimizer=...): the parameters of a pipeline lie on the devices of "
-            f"{len(self.compiled.stages)} stages, and an optimizer of your own may read all of "
-            f"them at once; {_ONE_STAGE}"
+    def step_by(self, given: Any) -> None:
+        """As `Trainer.step_by`, on the devices of all stages together.
+
+        Raises `ProgramError` in a job of several processes.
+        """
+        if jax.process_count() > 1:
+            raise ProgramError(
+                "load(optimizer=...): an optimizer of your own steps on the devices of all "
+                f"{len(self.compiled.stages)} stages together, and those of another process cannot "
+                f"be sent to from here; {_ONE_STAGE}"
+            )
+        self._all = AllStages.of(self.compiled, self.user_tree)
+        self.optimizer = OwnOptimizer.of(given, self._all.tree, self._all.mesh)
+        self.state = held(self.state)
+        there = self._all.arrays(self.state["params"])
+        self._opt_state = self.optimizer.init(there)
+        sent = sum(array.nbytes for array in there.values())
+        tell(
+            f"your optimizer steps on the {self._all.mesh.size} devices of all stages together: "
+            f"gradients and parameters go there and parameters back, {sent / 1e6:.3g} MB each, in "
+            "every step; the plan's prediction does not have that"
         )
+
+    def _step_own(self, gradients: Mapping[str, Any], loss: Any) -> None:
+        """A step of the user's own optimizer on gradients by the keys of the layout."""
+        assert self._all is not None
+        assert self.optimizer is not None
+        state, specs = self._all.state(self.state), self.optimizer.specs
+        given = state, self._opt_state, self._all.arrays(gradients), self._all.whole(loss)
+        if self._run is None:
+            self._run = (
+                self._all.compiled(self.updated_by_own, state, specs).lower(*given).compile()
+            )
+        state, self._opt_state, norm = self._run(*given)
+        self.state = {**self.state, **self._all.sent_back(state)}
+        self.gradient_norm = norm.astype(loss.dtype)
 
     def _check_all_here(self, asked: str, what: str) -> None:
         if jax.process_count() > 1:  # a stage may lie on the devices of several, too
@@ -113,7 +156,12 @@ class StagedTrainer(Trainer):
         one."""
         if self._last is None:
             return 0
-        return peak_bytes(self.compiled, self.compiled.apart(self.state), self._last)
+        own = self.compiled.apart(self.state)
+        if self._run is None:
+            return peak_bytes(self.compiled, own, self._last)
+        memory, kept = self._run.memory_analysis(), on_one(self._opt_state)
+        updates = int(memory.argument_size_in_bytes) - kept + beside(memory)
+        return kept + peak_bytes(self.compiled, own, self._last, updates)
 
 
 def put(step: Pipeline, tree: UserTree, given: Tree) -> dict[str, Any]:

@@ -151,7 +151,7 @@ class Trainer:
 
         def updated(state: State, opt: Any, gradients: Tree) -> tuple[State, Any, Array]:
             stored = self.user_tree.stored(gradients)
-            return self._updated(state, opt, stored, jnp.zeros(()))
+            return self.updated_by_own(state, opt, stored, jnp.zeros(()))
 
         states = (step.held_specs, own.specs)
         function = self._once(
@@ -208,9 +208,11 @@ class Trainer:
         self.user_tree.check(tree, "the tree of parameters")
         self.state = {**self.state, "params": stored(self.compiled, self.user_tree, tree)}
 
-    def step_by(self, optimizer: OwnOptimizer) -> None:
-        """Has ``optimizer`` step in the place of the plan's from here on, from its first state."""
-        self.optimizer, self._opt_state = optimizer, optimizer.init(self.state["params"])
+    def step_by(self, given: Any) -> None:
+        """Has the optimizer ``given`` step in the place of the plan's from here on, from its first
+        state. Raises `UserError` as `OwnOptimizer.of`."""
+        self.optimizer = OwnOptimizer.of(given, self.user_tree, self.compiled.mesh)
+        self._opt_state = self.optimizer.init(self.state["params"])
         self.state = held(self.state)
 
     @property
@@ -290,7 +292,7 @@ class Trainer:
         saved = self._saved
         shapes = saved.shapes(self.state, self._opt_state)
         arrays, passed = load_first_whole(
-            _paths(folder), lambda path: checkpoint.read(path, shapes), _tell
+            _paths(folder), lambda path: checkpoint.read(path, shapes), tell
         )
         self.state, self._opt_state = saved.restored(arrays, self.state, self._opt_state)
         return passed
@@ -315,20 +317,20 @@ class Trainer:
         return (self.state,) if self.optimizer is None else (self.state, self._opt_state)
 
     def _own_step(self) -> Any:
-        """A step of the user's own optimizer, jitted: the program's backward, then `_updated`."""
+        """The program's backward, then `updated_by_own`, jitted."""
         step, own = self.compiled, self.optimizer
         assert own is not None
 
         def run(state: State, opt: Any, batch: Arrays) -> tuple[Any, ...]:
             loss, gradients, outputs = step.gradients(state, batch)
-            state, opt, norm = self._updated(state, opt, gradients, loss)
+            state, opt, norm = self.updated_by_own(state, opt, gradients, loss)
             return state, opt, loss, norm.astype(loss.dtype), outputs
 
         states, plain = (step.held_specs, own.specs), PartitionSpec()
         made = (*states, plain, plain, step.outputs.specs)
         return step.compiled(run, (*states, step.batch_specs), made, donate=(0, 1))
 
-    def _updated(
+    def updated_by_own(
         self, state: State, opt: Any, gradients: Arrays, loss: Array
     ) -> tuple[State, Any, Array]:
         """Clipped as the plan says, and stepped by the user's own optimizer; to be traced."""
@@ -360,7 +362,7 @@ def _paths(folder: str | Path) -> list[Path]:
     return [Path(name) for name in names]
 
 
-def _tell(text: str) -> None:
+def tell(text: str) -> None:
     if jax.process_index() == 0:
         print(f"autopar: {text}", file=sys.stderr, flush=True)
 

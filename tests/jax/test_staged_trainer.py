@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -115,11 +116,110 @@ def test_gradients_are_the_users_tree_on_the_host(plans: dict[str, PlanFolder]) 
     assert float(norm) == pytest.approx(float(stepped.gradient_norm), rel=1e-9)
 
 
-def test_an_optimizer_of_ones_own_has_no_place_with_all_parameters(
-    plans: dict[str, PlanFolder],
+OWN = optax.chain(optax.clip_by_global_norm(0.05), optax.adamw(1e-2))
+"""Its norm is of the gradients of all stages together."""
+
+
+def by_own(plans: dict[str, PlanFolder], name: str, optimizer: Any = OWN) -> Any:
+    return autopar.load(plans[name], model=MODEL.loss, params=start(), optimizer=optimizer)
+
+
+@pytest.mark.parametrize(
+    "optimizer", [OWN, optax.adafactor(1e-2, min_dim_size_to_factor=4), optax.lamb(1e-2)]
+)
+@pytest.mark.parametrize("name", ["stages", "other stages"])
+def test_an_optimizer_of_ones_own_steps_as_on_one_device(
+    plans: dict[str, PlanFolder], name: str, optimizer: Any
 ) -> None:
+    trainer = by_own(plans, name, optimizer)
+    params, state = start(), optimizer.init(start())
+    for number in range(3):
+        loss, gradients = jax.value_and_grad(MODEL.loss)(params, batch(number))
+        norm = optax.tree.norm(gradients)
+        clipped = jax.tree.map(lambda g, n=norm: g * min(1.0, 0.1 / (n + 1e-6)), gradients)
+        changes, state = optimizer.update(clipped, state, params)
+        params = optax.apply_updates(params, changes)
+        assert float(trainer.step(batch(number))) == pytest.approx(float(loss), rel=1e-9)
+        assert float(trainer.gradient_norm) == pytest.approx(float(norm), rel=1e-9)
+        assert largest(trainer.params, params) < 1e-12
+    assert largest(trainer.opt_state, state) < 1e-12
+    assert trainer.step_number == 3
+
+
+def tied(params: Any, batch: Any) -> Any:
+    """Layers by scan between an embedding and the same as the head."""
+
+    def layer(x: Any, own: Any) -> tuple[Any, None]:
+        return x + jnp.tanh(x @ own["up"]) @ own["down"], None
+
+    x, _ = jax.lax.scan(layer, params["table"][batch["tokens"]], params["layers"])
+    logs = jax.nn.log_softmax(x @ params["table"].T)
+    return -jnp.take_along_axis(logs, batch["labels"][..., None], -1).mean()
+
+
+def test_arrays_that_several_stages_have_parts_or_copies_of(tmp_path: Path) -> None:
+    draws = np.random.default_rng(0)
+    sizes = {"table": (24, 8), "layers": {"up": (4, 8, 16), "down": (4, 16, 8)}}
+    params = jax.tree.map(
+        lambda size: jnp.array(0.3 * draws.normal(size=size)),
+        sizes,
+        is_leaf=lambda leaf: isinstance(leaf, tuple),
+    )
+    data = {name: draws.integers(0, 24, (8, 6), np.int32) for name in ("tokens", "labels")}
+    fix = {"pp": 2, "dp_shard": 2, "zero": 2, "microbatch": 2}
+    plan = autopar.plan(tied, data, cluster(4), fix, tmp_path, params=params, optimizer=OWN)
+    trainer = autopar.load(plan, model=tied, params=params, optimizer=OWN)
+    state = OWN.init(params)
+    for _ in range(2):
+        loss, gradients = jax.value_and_grad(tied)(params, data)
+        changes, state = OWN.update(gradients, state, params)
+        params = optax.apply_updates(params, changes)
+        assert float(trainer.step(data)) == pytest.approx(float(loss), rel=1e-9)
+    assert largest(trainer.params, params) < 1e-12
+
+
+def test_it_goes_on_under_other_stages_and_under_none(
+    plans: dict[str, PlanFolder], tmp_path: Path
+) -> None:
+    alone = by_own(plans, "no stages")
+    losses = [float(alone.step(batch(number))) for number in range(4)]
+    ours = []
+    for number, name in enumerate(("stages", "no stages", "other stages", "stages")):
+        trainer = by_own(plans, name)
+        if number:
+            trainer.load(tmp_path / "checkpoint")
+        assert trainer.step_number == number
+        ours.append(float(trainer.step(batch(number))))
+        trainer.save(tmp_path / "checkpoint")
+    assert ours == pytest.approx(losses, rel=1e-9)
+    assert largest(trainer.params, alone.params) < 1e-12
+    assert largest(trainer.opt_state, alone.opt_state) < 1e-12
+
+
+def test_its_state_and_its_gradients_are_at_hand(plans: dict[str, PlanFolder]) -> None:
+    trainer, stepped = by_own(plans, "stages"), by_own(plans, "stages")
+    before = trainer.opt_state
+    _, gradients = trainer.value_and_grad(batch())
+    trainer.update(gradients)
+    stepped.step(batch())
+    assert largest(trainer.params, stepped.params) < 1e-12
+    assert largest(trainer.opt_state, before) > 0
+    trainer.params, trainer.opt_state = start(), before
+    trainer.update(gradients)
+    assert largest(trainer.params, stepped.params) < 1e-12
+    by_plan = loaded(plans, "stages")
+    by_plan.step(batch())
+    pieces = sum(leaf.nbytes for leaf in jax.tree.leaves(before)) // 4
+    assert stepped.peak_memory_bytes > by_plan.peak_memory_bytes - 2 * pieces > 0
+
+
+def test_in_a_job_of_several_processes_it_is_refused(
+    plans: dict[str, PlanFolder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = loaded(plans, "stages")
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
     with pytest.raises(UserError, match="pp=1"):
-        autopar.load(plans["stages"], model=MODEL.loss, params=start(), optimizer=optax.sgd(0.1))
+        trainer.step_by(OWN)
 
 
 @pytest.mark.parametrize(("fix", "pp"), [({"tp": 2}, "1"), ({"pp": 2}, "2")])
