@@ -36,6 +36,8 @@ class StagedTrainer(Trainer):
     """The batch of the last step, cut."""
     _all: AllStages | None = None
     """Where an optimizer of the user's own steps."""
+    _updates: Any = None
+    """Shapes of what its first step was given."""
 
     def step(self, batch: Mapping[str, Any]) -> Any:
         """See `Trainer.step`."""
@@ -102,9 +104,8 @@ class StagedTrainer(Trainer):
         state, specs = self._all.state(self.state), self.optimizer.specs
         given = state, self._opt_state, self._all.arrays(gradients), self._all.whole(loss)
         if self._run is None:
-            self._run = (
-                self._all.compiled(self.updated_by_own, state, specs).lower(*given).compile()
-            )
+            self._run = self._all.compiled(self.updated_by_own, state, specs)
+            self._updates = jax.tree.map(_shape, given)
         state, self._opt_state, norm = self._run(*given)
         self.state = {**self.state, **self._all.sent_back(state)}
         self.gradient_norm = norm.astype(loss.dtype)
@@ -159,9 +160,14 @@ class StagedTrainer(Trainer):
         own = self.compiled.apart(self.state)
         if self._run is None:
             return peak_bytes(self.compiled, own, self._last)
-        memory, kept = self._run.memory_analysis(), on_one(self._opt_state)
+        memory = self._run.lower(*self._updates).compile().memory_analysis()
+        kept = on_one(self._opt_state)
         updates = int(memory.argument_size_in_bytes) - kept + beside(memory)
         return kept + peak_bytes(self.compiled, own, self._last, updates)
+
+
+def _shape(array: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding)
 
 
 def put(step: Pipeline, tree: UserTree, given: Tree) -> dict[str, Any]:

@@ -205,8 +205,12 @@ def test_its_state_and_its_gradients_are_at_hand(plans: dict[str, PlanFolder]) -
     assert largest(trainer.params, stepped.params) < 1e-12
     assert largest(trainer.opt_state, before) > 0
     trainer.params, trainer.opt_state = start(), before
-    trainer.update(gradients)
+    trainer.step(batch())
     assert largest(trainer.params, stepped.params) < 1e-12
+    _, gradients = stepped.value_and_grad(batch(1))
+    stepped.update(jax.tree.map(lambda g: g.astype(np.float32), gradients))
+    trainer.step(batch(1))
+    assert largest(trainer.params, stepped.params) < 1e-6
     by_plan = loaded(plans, "stages")
     by_plan.step(batch())
     pieces = sum(leaf.nbytes for leaf in jax.tree.leaves(before)) // 4
