@@ -31,7 +31,8 @@ from benchmarks.quick_xla import compile_quickly
 from benchmarks.zoo_models import EXPERTS, ZOO
 
 SEED = 22
-MINUTES = 25.0
+MINUTES, BESIDE_MINUTES = 25.0, 40.0
+"""Of the whole table; of what runs beside the suite, with it."""
 FAMILIES, TYPES, VERIFIED, PLANTED, SAME, CHOSEN = 3, 10, 3, 10, 5, 16
 """How many are drawn: zoo, census, of these to verify, planted errors, families of same plans,
 choices pinned."""
@@ -240,6 +241,7 @@ def main() -> None:
     if unknown:
         parser.error(f"no part {', '.join(unknown)}; there are {', '.join(p.name for p in every)}")
     left_out = FINDINGS.keys() if given.beside_suite else set[str]()
+    most = BESIDE_MINUTES if given.beside_suite else MINUTES
     asked = [
         p for p in every if p.name not in left_out and (not given.only or p.name in given.only)
     ]
@@ -256,7 +258,7 @@ def main() -> None:
     red = sum(row["verdict"] == "red" for row in rows)
     targets = [
         Target("parts that are red", red, 0),
-        Target("minutes", (time.perf_counter() - start) / 60, MINUTES),
+        Target("minutes", (time.perf_counter() - start) / 60, most),
     ]
     OUT.parent.mkdir(exist_ok=True)
     whole = not (given.only or given.beside_suite)
