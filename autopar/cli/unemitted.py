@@ -32,7 +32,7 @@ from autopar.planner.ask.checks import check_style
 from autopar.planner.ask.pins import unemitted
 from autopar.planner.family.estimate import Estimate, estimate
 from autopar.planner.family.pins import completed, read_pins
-from autopar.planner.options import Progress
+from autopar.planner.search.layouts import Progress
 from autopar.pricing.software.states import STATE_BYTES
 from autopar.report.estimates import render, to_object
 

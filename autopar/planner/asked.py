@@ -16,9 +16,10 @@ from autopar.pipeline.actions import Lists
 from autopar.planner.ask.checks import check_ways
 from autopar.planner.ask.question import Outcome, Question
 from autopar.planner.ask.sequences import cuts_along, every_cut, in_slices
-from autopar.planner.options import Options, Progress
+from autopar.planner.options import Options
 from autopar.planner.search.expert_placement import order_of
 from autopar.planner.search.kernels import asked_kernels
+from autopar.planner.search.layouts import Progress
 from autopar.planner.search.loss_chunks import asked_chunks, searched_in_chunks
 from autopar.planner.search.mlp_chunks import Answered, Asked, Search
 from autopar.planner.search.recipes import asked_recipe

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from autopar.nouns.imbalance import Imbalance
 from autopar.nouns.style import Style
-
-Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)

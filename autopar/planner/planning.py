@@ -32,9 +32,10 @@ from autopar.planner.ask.pins import read_pins
 from autopar.planner.ask.unruled import check_allowed, check_registered, unruled
 from autopar.planner.asked import asked
 from autopar.planner.made import plan_of
-from autopar.planner.options import Options, Progress
+from autopar.planner.options import Options
 from autopar.planner.search.expert_pieces import check_expert_pieces, check_expert_pins
 from autopar.planner.search.expert_placement import check_placement_pin
+from autopar.planner.search.layouts import Progress
 from autopar.planner.search.loss_chunks import check_rows
 from autopar.planner.search.mlp_chunks import (
     check_tokens,

@@ -211,10 +211,10 @@ def test_its_state_and_its_gradients_are_at_hand(plans: dict[str, PlanFolder]) -
     stepped.update(jax.tree.map(lambda g: g.astype(np.float32), gradients))
     trainer.step(batch(1))
     assert largest(trainer.params, stepped.params) < 1e-6
-    by_plan = loaded(plans, "stages")
-    by_plan.step(batch())
+    plainly = by_own(plans, "stages", optax.sgd(0.1))
+    plainly.step(batch())
     pieces = sum(leaf.nbytes for leaf in jax.tree.leaves(before)) // 4
-    assert stepped.peak_memory_bytes > by_plan.peak_memory_bytes - 2 * pieces > 0
+    assert stepped.peak_memory_bytes >= plainly.peak_memory_bytes + pieces
 
 
 def test_in_a_job_of_several_processes_it_is_refused(
