@@ -34,6 +34,7 @@ from autopar.planner.planning import plan_captured
 from autopar.planner.problem.posed import least_used
 from autopar.planner.search.one_stage import OneStage
 from autopar.planner.solve.solved import Solved, solve
+from autopar.planner.solve.standings import Standings
 from benchmarks.figures import Target, show
 from benchmarks.free_and_pinned import CASES
 
@@ -62,11 +63,12 @@ class Seen:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Also prices leaner shardings of every candidate that is solved."""
+        """Also prices leaner shardings of every candidate that is solved, and layouts whose state
+        has no room: layers may mix them with others."""
         answers = OneStage.answers
 
-        def with_leaner(search: OneStage, solved: Solved) -> list[Answer]:
-            fastest = answers(search, solved)
+        def with_leaner(search: OneStage, solved: Solved, now: Standings) -> list[Answer]:
+            fastest = answers(search, solved, now)
             self.add(fastest)
             least = least_used(solved.folded.problem)
             for held in HELD:
@@ -74,10 +76,13 @@ class Seen:
                 question, solver = search.question, search.solver
                 lean = solve(question, solved.candidate, solver, None, limit, solved.posed)
                 if lean is not None:
-                    self.add(answers(search, lean))
+                    self.add(answers(search, lean, now))
             return fastest
 
-        with mock.patch.object(OneStage, "answers", with_leaner):
+        with (
+            mock.patch.object(OneStage, "answers", with_leaner),
+            mock.patch.object(OneStage, "_with_room", lambda search, solved, listed: listed),
+        ):
             yield
 
     def add(self, answers: Iterable[Answer]) -> None:

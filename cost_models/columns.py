@@ -14,8 +14,8 @@ Number: TypeAlias = float
 
 def larger_of(*like: Number) -> Callable[[Number, Number], Number]:
     """What gives the larger of two such figures, entry by entry."""
-    several: tuple[Any, ...] = like
-    return np.maximum if any(isinstance(one, np.ndarray) for one in several) else max
+    longer: Any = np.maximum
+    return longer if np.ndarray in map(type, like) else max
 
 
 def larger(one: Number, other: Number) -> Number:

@@ -87,7 +87,9 @@ class Streams:
             for seconds in computes:  # one by one, as below
                 compute = compute + seconds
             return compute, communication
-        longer = larger_of(*computes)
+        longer = larger_of(compute, communication, *computes)
+        if note is None and longer is max:
+            return _numbers(hides, self.ahead, (compute, communication), gathers, computes, reduces)
         arrived: list[Number] = []
         for turn, seconds in enumerate(computes):
             for issued in range(len(arrived), min(turn + self.ahead + 1, most)):
@@ -115,3 +117,41 @@ class Streams:
             if note is not None:
                 note("reduce", places[turn], done - taken, done)
         return compute, communication
+
+
+def _numbers(
+    hides: bool,
+    ahead: int,
+    done: tuple[float, float],
+    gathers: Sequence[float],
+    computes: Sequence[float],
+    reduces: Sequence[float],
+) -> tuple[float, float]:
+    """A pass as `Streams` plays it, to the last digit, of numbers alone and without a note: most
+    that a search prices is one. ``done``: when either stream is, before."""
+    compute, communication = done
+    most = len(gathers)
+    arrived: list[float] = []
+    for turn, seconds in enumerate(computes):
+        for issued in range(len(arrived), min(turn + ahead + 1, most)):
+            taken = gathers[issued]
+            if not taken:
+                arrived.append(0.0)
+            elif hides:
+                start = communication if communication > compute else compute
+                if issued != turn and arrived[turn] > start:
+                    start = arrived[turn]
+                communication = start + taken
+                arrived.append(communication)
+            else:
+                compute += taken
+                arrived.append(compute)
+        if most and arrived[turn] > compute:
+            compute = arrived[turn]
+        compute += seconds
+        taken = reduces[turn] if reduces else 0.0
+        if taken and hides:
+            communication = (communication if communication > compute else compute) + taken
+        elif taken:
+            compute += taken
+    return compute, communication

@@ -11,6 +11,7 @@ from autopar.nouns.mesh import Mesh
 from autopar.planner.ask.candidates import Candidate, model_mesh
 from autopar.planner.search.best_first import Known
 from autopar.planner.search.layouts import search_plan
+from autopar.planner.search.one_stage import OneStage
 from autopar.planner.search.prospects import Prospect
 from tests.planner.graphs import gpt
 from tests.planner.test_search import LARGE, NODE, question
@@ -31,6 +32,30 @@ def test_a_search_by_prospects_loses_nothing_to_one_that_solves_all(
     by_prospects, all_solved = answers
     assert by_prospects[0] == pytest.approx(all_solved[0], rel=1e-12)
     assert by_prospects[1] <= all_solved[1]
+
+
+@pytest.mark.parametrize("share", [0.08, 0.06, 0.05])
+def test_layouts_whose_state_has_no_room_are_left_out_at_no_loss(
+    share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = replace(NODE.device, memory_bytes=int(share * NODE.device.memory_bytes))
+    cluster = replace(NODE, groups=(replace(NODE.groups[0], device=device),))
+    asked = question(
+        gpt(layers=4, **{**LARGE, "b": 32}), 32, cluster, {"pp": "1", "offload": "none"}
+    )
+    priced = [0]
+    answer = OneStage._answer
+
+    def counted(one: OneStage, *of: Any) -> Any:
+        priced[-1] += 1
+        return answer(one, *of)
+
+    monkeypatch.setattr(OneStage, "_answer", counted)
+    by_room = planned(asked)
+    priced.append(0)
+    monkeypatch.setattr(OneStage, "_with_room", lambda one, solved, listed: listed)
+    assert planned(asked) == by_room
+    assert priced[0] < priced[1]
 
 
 def planned(asked: Any) -> tuple[float, int]:

@@ -101,7 +101,7 @@ def try_families(
             answers: list[Answer] = []
             if solved.bound_s < now.best_s:
                 solver.tell(f"{candidate.name}: bound {solved.bound_s * 1e3:.4g} ms")
-                answers = alone.answers(solved)
+                answers = alone.answers(solved, now)
                 now = yield from alone.tried(solved, answers, now)
             else:
                 now = beat(now, candidate, solved.bound_s)

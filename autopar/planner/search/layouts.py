@@ -201,7 +201,7 @@ def _best_so_far(alone: OneStage, firsts: Sequence[Solved], now: Standings) -> S
     for first in sorted(firsts, key=lambda s: s.solution.cost):
         if now.best is not None:
             break
-        for step in alone.tried(first, alone.answers(first), now):
+        for step in alone.tried(first, alone.answers(first, now), now):
             now = step
     return now
 

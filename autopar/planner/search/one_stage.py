@@ -9,15 +9,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from autopar.nouns.recompute import COMPUTE, FULL, SELECTIVE, Recompute, policies
+import numpy as np
+
+from autopar.nouns.recompute import COMPUTE, FULL, KEEP_ALL, SELECTIVE, Recompute, policies
 from autopar.planner.ask.candidates import StateLayout, layouts, offloaded
 from autopar.planner.ask.question import Answer, Question
-from autopar.planner.problem.posed import Posed, least_used
+from autopar.planner.problem.posed import Posed, least_shares, least_used
 from autopar.planner.problem.solving import Solver
+from autopar.planner.search.prospects import CLOSE
 from autopar.planner.solve.solved import Charged, Solved, charge, solve, state_of
 from autopar.planner.solve.standings import Standings, Steps, drop, offers, order
 from autopar.planner.staged.lightening import lightest
-from autopar.pricing.memory import overhead
+from autopar.pricing.memory import held_of_state, overhead
 from autopar.pricing.offload import streamed_s
 from autopar.pricing.priced import price
 
@@ -36,15 +39,35 @@ class OneStage:
     question: Question
     solver: Solver
 
-    def answers(self, solved: Solved) -> list[Answer]:
-        """Every state sharding of a solved candidate, by simulation."""
+    def answers(self, solved: Solved, now: Standings) -> list[Answer]:
+        """Every state sharding of a solved candidate, by simulation. Beside a plan that fits, those
+        whose state alone is too large, whatever splits the ops, are left out."""
         pins, framework = self.question.pins, self.question.framework
         candidate = solved.candidate
-        listed = layouts(candidate.data, pins, policies(framework), candidate.model)
+        listed = [*layouts(candidate.data, pins, policies(framework), candidate.model)]
+        if now.compares:
+            listed = self._with_room(solved, listed)
         every = [self._answer(solved, layout) for layout in listed]
         if pins.recompute is None and framework == "torch":
             every += self._lightened(solved, every)
         return every
+
+    def _with_room(self, solved: Solved, listed: Sequence[StateLayout]) -> list[StateLayout]:
+        """Layouts whose state may fit; where none may, those that hold least of it."""
+        least = least_shares(solved.folded, solved.solution.choice.astype(np.int64)).state
+        device = self.question.cluster.device
+        share, process = overhead(solved.summary.packages, device)
+        room = (CLOSE * device.memory_bytes - process) / (1 + share)
+        held: dict[StateLayout, float] = {}
+        for layout in listed:
+            plain = replace(layout, recompute=KEEP_ALL)
+            if plain not in held:
+                state = state_of(self.question, plain, solved.candidate)
+                parameters, gradients, optimizer, _ = held_of_state(solved.summary, state)
+                stays = parameters + gradients + optimizer * (not self.question.offloads)
+                held[plain] = least * stays
+        room = max(room, min(held.values()))
+        return [one for one in listed if held[replace(one, recompute=KEEP_ALL)] <= room]
 
     def tried(self, solved: Solved, answers: Sequence[Answer], now: Standings) -> Steps:
         """Offers ``answers``. Where the fastest does not fit, it is squeezed, and what may then be
@@ -72,7 +95,7 @@ class OneStage:
         lean = solve(self.question, solved.candidate, self.solver, None, limit, solved.posed)
         if lean is None or lean.bound_s >= now.best_s:
             return now
-        return (yield from offers(now, self.answers(lean)))
+        return (yield from offers(now, self.answers(lean, now)))
 
     def _lightened(self, solved: Solved, answers: Sequence[Answer]) -> list[Answer]:
         """What fits where all blocks recompute and not where they keep products, with as few blocks

@@ -201,14 +201,19 @@ class Pipelines:
             some = [s for s in shapes if s.pp == pp and s.candidate.model.device_count <= inner]
             some.sort(key=lambda s: (-s.candidate.model.device_count, s.samples))
             for shape in some[:1]:
-                model = self._models.of(shape)
-                if model is not None:
-                    for core in self._cores(shape):
-                        least = core.recompute == Recompute(FULL) and core.name in first
-                        shares = [*self._bounds.shares(core, model)] if least else []
-                        if least and self._bounds.fitting(core, model, shares)[1] < now.best_s:
-                            now = yield from self._try(core, now)
+                model = self._models.of(shape) if self._promises(shape, now.best_s) else None
+                if model is None:
+                    continue
+                for core in self._cores(shape):
+                    least = core.recompute == Recompute(FULL) and core.name in first
+                    if least and self._least_s(core, model) < now.best_s:
+                        now = yield from self._try(core, now)
         return now
+
+    def _least_s(self, core: Core, model: Model) -> float:
+        """No plan of a core that fits takes less."""
+        _, work_s = self._bounds.fitting(core, model, [*self._bounds.shares(core, model)])
+        return max(work_s, self._bounds.core_s(core, model))
 
     def _shapes(self, pp: int) -> list[Shape]:
         """Raises `LayoutError`."""
