@@ -147,7 +147,7 @@ class Plan:
                   (`autopar.rules.feed_forwards`); None: at once.
     bucket_bytes: of gradients that replicas add up at once (`autopar.nouns.buckets`); None: of the
                   usual size, or no replicas do.
-    reduce_dtype: of gradients that FSDP2 reduces; None: as they are stored.
+    reduce_dtype: of gradients of state that ranks share; None: as they are stored.
     all_reduce:   by which replicas add up gradients (`autopar.nouns.reduction`), with the ranks of
                   a domain, as ``two-level of 8``; None: the library's.
     prefetch:     units ahead that FSDP2 gathers split parameters (`autopar.nouns.prefetch`); None:

@@ -100,6 +100,7 @@ def step_alone(program: ModuleType, workload: Workload, base: ModuleType = paral
         frozen=bool(layout.frozen),
         outputs=hasattr(program, "OUTPUTS"),
         pieces=any(leaf.summed != layout.data_axes for leaf in layout.leaves.values()),
+        reduce=settings.reduce_dtype or "",
     )
     with importable(_NAME, base):
         train = program_module.run_program(train_text(how), "<train.py>")

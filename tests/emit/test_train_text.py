@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -44,8 +45,8 @@ def pipeline_text(choice: Choice) -> str:
     return torch_train.train_text(torch_how(*choice, pp=2))
 
 
-def jax_text(choice: Choice) -> str:
-    return jax_train.train_text(jax_how(*choice))
+def jax_text(choice: Choice, reduce: str = "") -> str:
+    return jax_train.train_text(replace(jax_how(*choice), reduce=reduce))
 
 
 def test_formatter_and_linter_have_nothing_to_say(tmp_path: Path) -> None:
@@ -53,6 +54,7 @@ def test_formatter_and_linter_have_nothing_to_say(tmp_path: Path) -> None:
         (tmp_path / f"torch_{i}.py").write_text(torch_text(choice))
         (tmp_path / f"pp_{i}.py").write_text(pipeline_text(choice))
         (tmp_path / f"jax_{i}.py").write_text(jax_text(choice))
+        (tmp_path / f"narrow_{i}.py").write_text(jax_text(choice, "bfloat16"))
     settings = ["--config", str(Path(__file__).parents[2] / "pyproject.toml")]
     for command in (["format", "--check"], ["check"]):
         ran = subprocess.run(

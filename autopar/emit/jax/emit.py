@@ -184,6 +184,7 @@ def _how(plan: Plan, captured: CapturedModel, lowered: Lowered, code: str) -> Ho
         frozen=", frozen=True)" in code,
         outputs="OUTPUTS = (" in code,
         schedule=plan.schedule if len(plan.stages) > 1 else "",
+        reduce=plan.reduce_dtype or "",
         about=tuple(
             train_heading(
                 plan,
@@ -212,6 +213,7 @@ def _settings(plan: Plan, captured: CapturedModel, lowered: Lowered) -> list[str
         f'precision="{plan.precision}", recompute="{plan.each("recompute")}"'
         + (f", whole_inputs={tuple_text(whole)}" if whole else "")
         + (f', order="{lowered.order}"' if lowered.order != "contiguous" else "")
+        + (f', reduce_dtype="{plan.reduce_dtype}"' if plan.reduce_dtype else "")
         + ")"
     )
     return lines.lines

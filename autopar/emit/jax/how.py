@@ -27,6 +27,7 @@ class How:
     stacks:    whether leaves of the user's tree hold several layers.
     workload:  the file in ``workload/``, with a name in it where it has several.
     schedule:  of a pipeline its name; empty: the model is one stage.
+    reduce:    dtype in which axes that share state sum gradients; empty: as they are stored.
     """
 
     mesh: Mesh
@@ -45,6 +46,7 @@ class How:
     workload: str = ""
     pieces: bool = False
     schedule: str = ""
+    reduce: str = ""
 
     @property
     def staged(self) -> bool:
@@ -69,6 +71,16 @@ class How:
     def sharing(self) -> tuple[str, ...]:
         """The axes of the batch that share the state of parameters."""
         return self.mesh.sharing()
+
+    @property
+    def rest(self) -> tuple[str, ...]:
+        """The axes of the batch that do not."""
+        return tuple(axis for axis in self.data if axis not in self.sharing or not self.shards)
+
+    @property
+    def casts_sums(self) -> bool:
+        """Whether gradients are cast for what is summed when backward has ended."""
+        return bool(self.reduce and self.shards and (self.rest or not self.split.gradients))
 
     @property
     def plain(self) -> bool:

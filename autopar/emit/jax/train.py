@@ -17,7 +17,7 @@ from autopar.nouns.axes import BATCH, PIPELINE
 FILE = "train.py"
 RUNTIME = (
     "Array Arrays Held LOSS Layout Leaf OutputKinds Part Pipeline SCALE_SPECS StageStep State "
-    "Step batch_of clipped first_scale gathered initial_parameters join_pieces "
+    "Step batch_of clipped first_scale gathered in_transit initial_parameters join_pieces "
     "leave_at_once make_mesh next_scale norm_of optimizer_step overflowed own_pieces "
     "read_constants read_draws read_workload reducing restore save scaled_norm scatter "
     "see_devices settled squares_of"
@@ -106,6 +106,8 @@ def _prepared(how: How) -> list[str]:
     if not how.plain:
         cuts.append("sharing = {name: leaf.sharing for name, leaf in leaves.items()}")
         more = ", sharing=sharing"
+    if how.reduce:
+        more += ", reduce=step.reduces_in"
     if how.split.parameters:
         over = " and ".join(how.sharing)
         lines.add(f'"""A unit\'s parameters for the model, all-gathered over {over}."""')
@@ -185,9 +187,8 @@ def _reduced(how: How) -> list[str]:
         return []
     lines = Lines(4)
     lines.add('"""A gradient, summed over all devices that have parts of it."""')
-    rest = how.data
+    rest = how.rest
     if how.shards:
-        rest = tuple(axis for axis in how.data if axis not in how.sharing)
         every = "leaf.summed" if how.pieces else axes_text(how.data)
         if how.deferred:
             batch = "*leaf.summed" if how.pieces else ", ".join(map(literal, how.data))
@@ -196,12 +197,18 @@ def _reduced(how: How) -> list[str]:
         divides = "divides" if len(how.sharing) == 1 else "divide"
         lines.add("if leaf.cut is None:", f"no dim that {shared} {divides}: whole on every device")
         lines.lines.append(f"        return lax.psum(gradient, {every})")
-        if not how.split.gradients:
-            over = axes_text(how.sharing) if how.plain else "leaf.sharing"
-            lines.add(f"gradient = scatter(gradient, leaf.dim, {over})", "a reduce-scatter")
+    narrow = how.casts_sums
+    if narrow:
+        lines.add("moved = in_transit(gradient, dtype)", f"{how.reduce}, by SETTINGS of model.py")
+    name = "moved" if narrow else "gradient"
+    if how.shards and not how.split.gradients:
+        over = axes_text(how.sharing) if how.plain else "leaf.sharing"
+        lines.add(f"{name} = scatter({name}, leaf.dim, {over})", "a reduce-scatter")
     if rest:
         over = "leaf.summed" if how.pieces and not how.shards else axes_text(rest)
-        lines.add(f"gradient = lax.psum(gradient, {over})")
+        lines.add(f"{name} = lax.psum({name}, {over})")
+    if narrow:
+        lines.add("gradient = moved.astype(gradient.dtype)")
     if how.deferred:
         lines.add("if leaf.parameter.deferred:", "model axes whose devices have parts of it")
         lines.lines.append("        gradient = lax.psum(gradient, leaf.parameter.deferred)")
@@ -209,7 +216,8 @@ def _reduced(how: How) -> list[str]:
     *before, last, _ = lines.lines
     if last.startswith("    gradient = "):  # what is returned at once needs no name
         lines.lines = [*before, last.replace("gradient =", "return", 1)]
-    return ["def reduced(leaf: Leaf, gradient: Array) -> Array:", *lines.lines]
+    given = "leaf: Leaf, gradient: Array" + ", dtype: str | None" * narrow
+    return [f"def reduced({given}) -> Array:", *lines.lines]
 
 
 def _update(how: How) -> list[str]:

@@ -13,8 +13,6 @@ def check_reduce(question: Question) -> None:
     pinned, text = question.pins.reduce, f"--fix {REDUCE}={question.pins.reduce}"
     if pinned is None:
         return
-    if question.framework != "torch":
-        raise LayoutError(f"{text}: JAX programs reduce gradients as they are stored; leave it out")
     if question.precision not in HALF or pinned not in ("float32", question.precision):
         may = f"float32 or {question.precision}" if question.precision in HALF else "left out"
         raise LayoutError(
@@ -25,15 +23,16 @@ def check_reduce(question: Question) -> None:
 def reduce_dtype_of(question: Question, decided: Decided) -> str | None:
     """The pinned dtype; None: as gradients are stored.
 
-    Raises `LayoutError` where it is pinned and FSDP2 reduces nothing.
+    Raises `LayoutError` where it is pinned and no ranks share state.
     """
     pinned = question.pins.reduce
     if pinned is None:
         return None
     state = state_of(question, decided.layout, decided.candidate)
     if not state.fsdp and not any(stage.zero for stage in decided.stages):
+        who = "FSDP2 reduces nothing" if question.framework == "torch" else "no state is shared"
         raise LayoutError(
-            f"--fix {REDUCE}={pinned} has no effect on this layout: FSDP2 reduces nothing at "
-            "ZeRO 0; leave it out, or pin dp_shard and zero=1 or more"
+            f"--fix {REDUCE}={pinned} has no effect on this layout: {who} at ZeRO 0; leave it out, "
+            "or pin dp_shard and zero=1 or more"
         )
     return pinned

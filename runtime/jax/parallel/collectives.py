@@ -120,6 +120,14 @@ def scatter(x: Array, dim: int, axis: Axes, order: str = "") -> Array:
     return lax.psum_scatter(x, axis, scatter_dimension=dim, tiled=True)
 
 
+def in_transit(gradient: Array, dtype: str | None) -> Array:
+    """A gradient in the dtype in which it is reduced; None: as it is. One in float64, in which
+    programs are verified, stays."""
+    if dtype is None or gradient.dtype == jnp.float64:
+        return gradient
+    return gradient.astype(dtype)
+
+
 def traded(x: Array, split: int, concat: int, axis: str, zigzag: int | None = None) -> Array:
     """All to all, with the pieces of the dim ``zigzag`` in natural order inside of it."""
     ways = lax.axis_size(axis)

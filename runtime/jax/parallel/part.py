@@ -97,6 +97,12 @@ class Part:
         return made
 
     @property
+    def reduces_in(self) -> str | None:
+        """The dtype in which axes that share state sum gradients; None: as they are stored."""
+        dtype: str | None = self.layout.settings.reduce_dtype
+        return dtype
+
+    @property
     def slots(self) -> tuple[str, ...]:
         """What the optimizer keeps of every parameter."""
         others = ("params", "frozen", "step", "scale")

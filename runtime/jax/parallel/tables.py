@@ -49,6 +49,7 @@ class Settings:
                   like, ``compute`` those of collectives, ``full`` a layer's input.
     whole_inputs: batch entries that every microbatch and device gets uncut.
     order:        how pieces of sequences lie: ``contiguous``, or in ``zigzag``.
+    reduce_dtype: in which axes that share state sum gradients; None: as they are stored.
     """
 
     zero: int = 0
@@ -57,6 +58,7 @@ class Settings:
     recompute: str = "none"
     whole_inputs: tuple[str, ...] = ()
     order: str = "contiguous"
+    reduce_dtype: str | None = None
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from autopar.runtime.jax.parallel.collectives import Axes, join, scatter
+from autopar.runtime.jax.parallel.collectives import Axes, in_transit, join, scatter
 from autopar.runtime.jax.parallel.tables import SHARD, Array, Arrays
 
 SMALL_BYTES = 1 << 20
@@ -27,39 +27,42 @@ def gathered(
     dtypes: Arrays,
     frozen: Collection[str] = (),
     sharing: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
+    reduce: str | None = None,
 ) -> dict[str, Array]:
     """Whole parameters in ``dtypes`` from pieces along ``cuts``; None: the piece is the whole.
 
     Their gradients come back as pieces, summed over the axes ``sharing`` each (``dp_shard`` where
-    that says nothing) in the dtype of the piece. Those that are ``frozen`` have none, and travel
-    apart from those that have.
+    that says nothing) in the dtype ``reduce``, None: that of the piece. Those that are ``frozen``
+    have none, and travel apart from those that have.
     """
     whole = {n: p.astype(dtypes[n]) for n, p in pieces.items() if cuts[n] is None}
     groups: dict[tuple[str, str, bool, Axes], list[str]] = {}
     for name, p in pieces.items():
         dim, axes = cuts[name], sharing.get(name, SHARD)
         if dim is not None and p.nbytes * lax.axis_size(axes) > SMALL_BYTES:
-            whole[name] = _alone(p, dim, dtypes[name], axes)
+            whole[name] = _alone(p, dim, dtypes[name], axes, reduce)
         elif dim is not None:
             alike = str(p.dtype), str(dtypes[name]), name in frozen, axes
             groups.setdefault(alike, []).append(name)
     for (stored, moved, _, axes), names in groups.items():
         dims = [cuts[n] or 0 for n in names]
-        made = _unit([pieces[n] for n in names], dims, stored, moved, axes)
+        made = _unit([pieces[n] for n in names], dims, stored, moved, axes, reduce)
         whole.update(zip(names, made, strict=True))
     return whole
 
 
-def scattered(whole: Array, piece: Array, dim: int, axes: Axes = SHARD) -> Array:
+def scattered(
+    whole: Array, piece: Array, dim: int, axes: Axes = SHARD, reduce: str | None = None
+) -> Array:
     """``whole``, whose gradient goes to ``piece``, this rank's part of ``dim``, summed over
-    ``axes``. Nothing reads what ``piece`` holds."""
+    ``axes`` in the dtype ``reduce``. Nothing reads what ``piece`` holds."""
 
     @jax.custom_vjp  # type: ignore[untyped-decorator]
     def function(whole: Array, piece: Array) -> Array:
         return whole
 
     def backward(_: None, g: Array) -> tuple[None, Array]:
-        return None, scatter(g.astype(piece.dtype), dim, axes)
+        return None, _summed(g, piece, dim, axes, reduce)
 
     function.defvjp(lambda whole, piece: (whole, None), backward)
     result: Array = function(whole, piece)
@@ -70,32 +73,42 @@ def reducing(
     arrays: Mapping[str, Any],
     cuts: Mapping[str, int | None],
     sharing: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
+    reduce: str | None = None,
 ) -> dict[str, Array]:
     """Whole parameters of pairs (this rank's piece, the whole), whose gradients go to the pieces,
-    summed over the axes ``sharing`` them, see `gathered`; an array that is no pair stays."""
+    summed over the axes ``sharing`` them in the dtype ``reduce``, see `gathered`; an array that is
+    no pair stays."""
 
     def one(name: str, given: Any) -> Array:
         if not isinstance(given, tuple):
             return given
-        return scattered(given[1], given[0], cuts[name] or 0, sharing.get(name, SHARD))
+        axes = sharing.get(name, SHARD)
+        return scattered(given[1], given[0], cuts[name] or 0, axes, reduce)
 
     return {name: one(name, given) for name, given in arrays.items()}
 
 
-def _alone(piece: Array, dim: int, moved: Any, axes: Axes) -> Array:
+def _summed(g: Array, piece: Array, dim: int, axes: Axes, reduce: str | None) -> Array:
+    """The gradient of a piece."""
+    return scatter(in_transit(g.astype(piece.dtype), reduce), dim, axes).astype(piece.dtype)
+
+
+def _alone(piece: Array, dim: int, moved: Any, axes: Axes, reduce: str | None) -> Array:
     @jax.custom_vjp  # type: ignore[untyped-decorator]
     def function(piece: Array) -> Array:
         return join(piece.astype(moved), dim, axes)
 
     def backward(_: None, g: Array) -> tuple[Array]:
-        return (scatter(g.astype(piece.dtype), dim, axes),)
+        return (_summed(g, piece, dim, axes, reduce),)
 
     function.defvjp(lambda piece: (function(piece), None), backward)
     result: Array = function(piece)
     return result
 
 
-def _unit(pieces: list[Array], dims: list[int], stored: str, moved: str, axes: Axes) -> list[Array]:
+def _unit(
+    pieces: list[Array], dims: list[int], stored: str, moved: str, axes: Axes, reduce: str | None
+) -> list[Array]:
     shapes = [jnp.moveaxis(p, d, 0).shape for p, d in zip(pieces, dims, strict=True)]
 
     def forward(pieces: list[Array]) -> list[Array]:
@@ -116,7 +129,8 @@ def _unit(pieces: list[Array], dims: list[int], stored: str, moved: str, axes: A
             jnp.moveaxis(g.astype(stored), d, 0).reshape(g.shape[d] // s[0], -1)
             for g, d, s in zip(gradients, dims, shapes, strict=True)
         ]
-        own = scatter(jnp.concatenate(rows, axis=1).reshape(-1), 0, axes)
+        flat = in_transit(jnp.concatenate(rows, axis=1).reshape(-1), reduce)
+        own = scatter(flat, 0, axes).astype(stored)
         shards, start = [], 0
         for shape, row, dim in zip(shapes, rows, dims, strict=True):
             piece = own[start : start + row.shape[1]].reshape(shape)

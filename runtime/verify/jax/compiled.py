@@ -53,8 +53,7 @@ def compiled(
     shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), cut)
     gradients = (params,) if function is step.watched else ()
     lowered = function.lower(state, shapes, *gradients)
-    counting.mark_asked_dtypes(lowered.compiler_ir("stablehlo").operation)
-    return lowered.compile(compiler_options=None if options is None else dict(options))
+    return counting.compiled_as_asked(lowered, options)
 
 
 def _wide_dtype(dtype: str) -> str:

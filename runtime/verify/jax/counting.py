@@ -38,6 +38,8 @@ KINDS = {
 }
 BITS = {"pred": 8, "bf16": 16, "f16": 16, "f32": 32, "f64": 64}  # s8, u32, ...: in the name
 _SHAPE = re.compile(r"([a-z]+[0-9]*)\[([0-9,]*)\]")
+_USUAL = {"xla_dump_max_hlo_modules": -1}
+"""An option as it is anyway."""
 _ASKED = re.compile(r'asked_dtype="(\w+)"')
 _UNDER_WAY = re.compile(r'custom_call_target="AsyncCollective(?!Start)\w*"')
 _SCATTER_FUSION = "all-reduce-scatter"
@@ -47,21 +49,35 @@ class UnknownTripCount(NotImplementedError):
     """A loop with collectives of which XLA does not know how often it runs."""
 
 
-def mark_asked_dtypes(module: Any) -> None:
-    """Notes the dtype at every bfloat16 collective of a StableHLO module that is not compiled yet.
+def mark_asked_dtypes(module: Any) -> bool:
+    """Notes the dtype at every bfloat16 collective of a StableHLO module that is not compiled yet;
+    whether there is one.
 
     The note changes nothing of what is compiled.
     """
+    found = False
 
     def note(op: Any) -> Any:
+        nonlocal found
         kind = op.name.removeprefix("stablehlo.").replace("_", "-")
         if kind in KINDS and {str(r.type.element_type) for r in op.results} == {"bf16"}:
             with op.context:
                 attributes = {"asked_dtype": ir.StringAttr.get("bf16")}
                 op.attributes["mhlo.frontend_attributes"] = ir.DictAttr.get(attributes)
+            found = True
         return ir.WalkResult.ADVANCE
 
     module.walk(note)
+    return found
+
+
+def compiled_as_asked(lowered: Any, options: Mapping[str, str] | None = None) -> Any:
+    """A lowered function, compiled so that `collectives` counts what it asked for."""
+    marked = mark_asked_dtypes(lowered.compiler_ir("stablehlo").operation)
+    # Under the same options jax gives what it compiled of the same function before the marks.
+    anew = _USUAL if marked else {}
+    own = {**anew, **(options or {})}
+    return lowered.compile(compiler_options=own or None)
 
 
 def collectives(hlo: str, mesh: Mapping[str, int], by_readers: bool = False) -> list[Row]:

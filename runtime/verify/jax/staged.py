@@ -65,6 +65,4 @@ def out_of_order(step: Pipeline, lists: Lists) -> list[str]:
 
 def _compiled(call: Call, options: Mapping[str, str] | None) -> str:
     lowered = call.function.lower(*call.given)
-    counting.mark_asked_dtypes(lowered.compiler_ir("stablehlo").operation)
-    compiled = lowered.compile(compiler_options=None if options is None else dict(options))
-    return str(compiled.as_text())
+    return str(counting.compiled_as_asked(lowered, options).as_text())
