@@ -24,7 +24,8 @@ from autopar.planner.solve.alarms import Alarms
 from autopar.planner.solve.solved import solve, state_of
 from autopar.planner.solve.standings import Standings
 from autopar.planner.staged import pipelines
-from autopar.planner.staged.pipelines import USUAL, Pipelines
+from autopar.planner.staged.pipelines import Pipelines
+from autopar.planner.staged.schedules import USUAL
 from autopar.pricing.pipeline import Choice, Figure, PipelinePrices, runs_of
 from autopar.pricing.planned import choices_of
 from autopar.pricing.runs import runs_of_kinds

@@ -22,7 +22,7 @@ from autopar.planner.ask.selections import orders, part_of, parts
 from autopar.planner.problem.solving import Solver
 from autopar.planner.search.layouts import AS_FAST, search_plan
 from autopar.planner.solve.solved import lowered_of, solve, state_of
-from autopar.planner.staged.pipelines import USUAL
+from autopar.planner.staged.schedules import USUAL
 from autopar.pricing.cut_model import CutModel
 from autopar.pricing.links import links
 from autopar.pricing.pipeline import PipelinePrices, runs_of

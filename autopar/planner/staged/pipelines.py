@@ -15,14 +15,14 @@ model.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count, product
 
 from autopar.nouns.layout import LayoutError
 from autopar.nouns.recompute import FULL, Recompute
 from autopar.pipeline.actions import ScheduleError
-from autopar.pipeline.schedules.table import SCHEDULES, kind_of
+from autopar.pipeline.schedules.table import SCHEDULES
 from autopar.planner.ask.candidates import NOTHING_SHARED, Candidate, Sharing, candidates
 from autopar.planner.ask.pins import allows, splits
 from autopar.planner.ask.question import Question
@@ -30,18 +30,20 @@ from autopar.planner.problem.solving import Solver
 from autopar.planner.solve.solved import Solved
 from autopar.planner.solve.standings import Standings, Steps, beat, offer, offers, refuse
 from autopar.planner.staged.cores import CoreTrials
-from autopar.planner.staged.found import FOUND, NAMED, VEE, limits
 from autopar.planner.staged.lower_bounds import LowerBounds, Share
 from autopar.planner.staged.orders import Orders
 from autopar.planner.staged.pipeline_models import Model, Models
+from autopar.planner.staged.schedules import (
+    DEPTHS,
+    USUAL,
+    check_core,
+    cores_of,
+    stages_of,
+    too_many,
+)
 from autopar.planner.staged.shapes import FASTEST, LEAN, Core, Shape
-from autopar.pricing.sends import Order
 from autopar.pricing.trials import Trial
 
-USUAL = ("1f1b", "interleaved-1f1b", "zb-h1", "zb-v")
-"""Schedules that are tried where none is pinned: by depth of memory and of bubble."""
-DEPTHS = (2, 3, 4, 8, 16)
-"""Stages a rank that are tried, one after the other, where a schedule may have several."""
 TIGHTEST = 12
 """Pipelines that are priced in full where nothing fits."""
 FILLED = 0.9
@@ -204,7 +206,7 @@ class Pipelines:
                 model = self._models.of(shape) if self._promises(shape, now.best_s) else None
                 if model is None:
                     continue
-                for core in self._cores(shape):
+                for core in cores_of(self.question, shape):
                     least = core.recompute == Recompute(FULL) and core.name in first
                     if least and self._least_s(core, model) < now.best_s:
                         now = yield from self._try(core, now)
@@ -236,14 +238,14 @@ class Pipelines:
         """The cores of a shape that may win, with their bounds; last, itself as a leaner one."""
         now, opened = replace(now, tried=now.tried + 1), list[Opened]()
         if shape.pp > self._models.most_units:
-            return refuse(now, _too_many(shape.pp, self._models.most_units)), opened
+            return refuse(now, too_many(shape.pp, self._models.most_units)), opened
         if not self._promises(shape, now.best_s):
             return now, opened
         model, lean_s = self._models.of(shape), float("inf")
         if model is None:
             return now, opened
         shares: dict[Recompute | None, list[Share]] = {}
-        for core in self._cores(shape):
+        for core in cores_of(self.question, shape):
             bound_s = self._bounds.core_s(core, model)
             if bound_s >= now.best_s:
                 continue
@@ -277,7 +279,11 @@ class Pipelines:
         if known is None or best_s == float("inf"):
             return True
         units = len(known[0].cuts.units)
-        few = (core for core in self._cores(shape) if self._stages(core) <= units)
+        few = (
+            core
+            for core in cores_of(self.question, shape)
+            if stages_of(self.question, core) <= units
+        )
         return self._bounds.may_beat(best_s, few, *known)
 
     def _try(self, core: Core, now: Standings) -> Steps:
@@ -305,33 +311,14 @@ class Pipelines:
                 self._crowded.add(core.shape)
         return now
 
-    # Cores: schedules and recomputation.
-
-    def _cores(self, shape: Shape) -> Iterator[Core]:
-        pins = self.question.pins
-        for recompute in self.question.policies if pins.recompute is None else (pins.recompute,):
-            for name in USUAL if pins.schedule is None else (pins.schedule,):
-                if name == "zb-h1" and recompute.runs_again and pins.schedule is None:
-                    continue  # backward is whole there, and so this is 1f1b
-                if name == FOUND and self.question.actions is None:
-                    depths = (pins.interleave,) if pins.interleave else (1, VEE)
-                    yield from (Core(shape, named, 1, recompute) for named in NAMED)
-                    for depth in depths:
-                        for limit in limits(shape.pp, shape.candidate.passes):
-                            yield Core(shape, name, depth, recompute, limit)
-                    continue
-                kind = SCHEDULES.get(name)
-                several = kind is not None and kind.interleaves and kind.stages == 1
-                depth = pins.interleave or (DEPTHS[0] if several else 1)
-                yield Core(shape, name, depth, recompute)
-
     def _play(self, core: Core, now: Standings) -> tuple[Standings, list[Opened]]:
         """The core without data traffic, and the next deeper one where that may be faster."""
         shape, model = core.shape, self._models.of(core.shape)
         assert model is not None
         opened: list[Opened] = []
         try:
-            order = self._order(core, model)
+            check_core(self.question, core, len(model.cuts.units))
+            order = self._orders.of(core, model)
         except ScheduleError as error:
             return refuse(now, error), opened
         pins = self.question.pins
@@ -355,30 +342,6 @@ class Pipelines:
                 deeper = replace(core, depth=DEPTHS[place + 1])
                 opened.append((self._bounds.core_s(deeper, model), deeper))
         return now, opened
-
-    def _order(self, core: Core, model: Model) -> Order:
-        """Raises `ScheduleError` where the model or the schedule does not allow it."""
-        units, stages = len(model.cuts.units), self._stages(core)
-        if core.name in SCHEDULES:
-            candidate = core.shape.candidate
-            kind_of(core.name, core.shape.pp, candidate.passes, core.depth, candidate.slices)
-        if stages > units:
-            raise ScheduleError(_too_many(stages, units))
-        return self._orders.of(core, model)
-
-    def _stages(self, core: Core) -> int:
-        """Parts that the model is cut into; 0: lists that were given say so."""
-        if self.question.actions is not None:
-            return 0
-        kind = SCHEDULES.get(core.name)
-        return core.shape.pp * core.depth * (1 if kind is None else kind.stages)
-
-
-def _too_many(stages: int, units: float) -> str:
-    return (
-        f"{stages} stages of {units} units that the model can be cut between: take at most {units} "
-        "stages"
-    )
 
 
 def _shape(item: Item) -> Shape:

@@ -55,20 +55,20 @@ def mark_asked_dtypes(module: Any) -> bool:
 
     The note changes nothing of what is compiled.
     """
-    found = False
+    is_there = False
 
     def note(op: Any) -> Any:
-        nonlocal found
+        nonlocal is_there
         kind = op.name.removeprefix("stablehlo.").replace("_", "-")
         if kind in KINDS and {str(r.type.element_type) for r in op.results} == {"bf16"}:
             with op.context:
                 attributes = {"asked_dtype": ir.StringAttr.get("bf16")}
                 op.attributes["mhlo.frontend_attributes"] = ir.DictAttr.get(attributes)
-            found = True
+            is_there = True
         return ir.WalkResult.ADVANCE
 
     module.walk(note)
-    return found
+    return is_there
 
 
 def compiled_as_asked(lowered: Any, options: Mapping[str, str] | None = None) -> Any:
