@@ -7,6 +7,7 @@ minutes.  Columns are first the labels x (binary), then for every edge its share
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -49,17 +50,11 @@ def program(m: Model, rows: Ints, scale: float, tick: Callable[[], None] = lambd
         costs.append(cells.ravel()[finite])
         next_column += int(finite.sum())
     links = next_row
-    upper = []
-    for r in rows.tolist():
-        term = np.flatnonzero((m.term_rows[:, 0] <= r) & (r < m.term_rows[:, 1]))
-        size = m.sizes[m.term_var[term]]
-        entry = runs(m.term_start[term], size)
-        unit = max(float(m.term_usage[entry].max(initial=0.0)), 1.0)
-        row_ids.append(np.full(len(entry), next_row))
-        column_ids.append(runs(m.start[m.term_var[term]], size))
-        coefficients.append(m.term_usage[entry] / unit)
-        upper.append(float(m.room[r]) / unit)
-        next_row += 1
+    of_memory, upper = _memory_rows(m, rows, next_row)
+    next_row += len(upper)
+    row_ids += of_memory.rows
+    column_ids += of_memory.columns
+    coefficients += of_memory.values
 
     proto = model_pb2.ModelProto()
     labels = int(m.start[-1])
@@ -75,20 +70,12 @@ def program(m: Model, rows: Ints, scale: float, tick: Callable[[], None] = lambd
     proto.linear_constraints.ids.extend(range(next_row))
     proto.linear_constraints.lower_bounds.extend(bounds + [-np.inf] * len(upper))
     proto.linear_constraints.upper_bounds.extend(bounds + upper)
-    row = np.concatenate(row_ids)
-    column = np.concatenate(column_ids)
-    value = np.concatenate(coefficients)
-    order = np.lexsort((column, row))
-    row, column, value = row[order], column[order], value[order]
-    # Several terms of one variable may cover a row: entries of one place are added up.
-    fresh = np.ones(len(row), bool)
-    fresh[1:] = (row[1:] != row[:-1]) | (column[1:] != column[:-1])
-    at = np.flatnonzero(fresh)
-    value = np.add.reduceat(value, at)
-    used = value != 0
-    proto.linear_constraint_matrix.row_ids.extend(row[at][used].tolist())
-    proto.linear_constraint_matrix.column_ids.extend(column[at][used].tolist())
-    proto.linear_constraint_matrix.coefficients.extend(value[used].tolist())
+    row, column, value = _added_up(
+        np.concatenate(row_ids), np.concatenate(column_ids), np.concatenate(coefficients)
+    )
+    proto.linear_constraint_matrix.row_ids.extend(row.tolist())
+    proto.linear_constraint_matrix.column_ids.extend(column.tolist())
+    proto.linear_constraint_matrix.coefficients.extend(value.tolist())
     cost = np.concatenate([np.where(blocked, 0.0, unary), *costs]) / scale
     priced = np.flatnonzero(cost)
     proto.objective.offset = m.constant / scale
@@ -109,3 +96,42 @@ def shared_cells(matrix: Floats) -> tuple[Floats, Ints, Ints, Floats, Floats]:
     column_part[~np.isfinite(column_part)] = 0.0
     columns, from_column = np.unique((cells - column_part).T, axis=0, return_inverse=True)
     return columns.T, from_row.ravel(), from_column.ravel(), row_part, column_part
+
+
+def _added_up(row: Ints, column: Ints, value: Floats) -> tuple[Ints, Ints, Floats]:
+    """Entries of a sparse matrix in order of rows, then columns; those of one place are one, and
+    none is zero."""
+    order = np.lexsort((column, row))
+    row, column, value = row[order], column[order], value[order]
+    # Several terms of one variable may cover a row: entries of one place are added up.
+    fresh = np.ones(len(row), bool)
+    fresh[1:] = (row[1:] != row[:-1]) | (column[1:] != column[:-1])
+    at = np.flatnonzero(fresh)
+    value = np.add.reduceat(value, at)
+    used = value != 0
+    return row[at][used], column[at][used], value[used]
+
+
+@dataclass(frozen=True, slots=True)
+class _Entries:
+    """Of a sparse matrix, in parts: rows, columns and values, which have one length in each."""
+
+    rows: list[Ints]
+    columns: list[Ints]
+    values: list[Floats]
+
+
+def _memory_rows(m: Model, rows: Ints, first: int) -> tuple[_Entries, list[float]]:
+    """The memory ``rows`` as rows of the program, from number ``first`` on, and what each is to
+    stay below; of each the largest usage is 1, if that is more than a byte."""
+    entries, upper = _Entries([], [], []), []
+    for number, r in enumerate(rows.tolist(), first):
+        term = np.flatnonzero((m.term_rows[:, 0] <= r) & (r < m.term_rows[:, 1]))
+        size = m.sizes[m.term_var[term]]
+        entry = runs(m.term_start[term], size)
+        unit = max(float(m.term_usage[entry].max(initial=0.0)), 1.0)
+        entries.rows.append(np.full(len(entry), number))
+        entries.columns.append(runs(m.start[m.term_var[term]], size))
+        entries.values.append(m.term_usage[entry] / unit)
+        upper.append(float(m.room[r]) / unit)
+    return entries, upper
