@@ -42,6 +42,7 @@ from autopar.nouns.errors import UserError
 
 if TYPE_CHECKING:
     from autopar.cli.compiling import Beside
+    from autopar.cli.estimates import EstimateRequest
     from autopar.cli.tries import Trial
     from autopar.nouns.style import Style
     from autopar.planner import PlanResult
@@ -235,7 +236,7 @@ def estimate(
         _show_plan(result, None, json)
         return
     _check_read(None, of_a_search, {})
-    from autopar.cli.estimates import EstimateRequest, answer
+    from autopar.cli.estimates import EstimateRequest
 
     question = EstimateRequest(
         cluster=cluster,
@@ -249,10 +250,7 @@ def estimate(
         precision=precision,
         style=how,
     )
-    priced = answer(question)
-    print(priced.to_json() if json else priced.text)
-    if not priced.fits:
-        raise typer.Exit(3)
+    _show_estimate(question, json)
 
 
 def _priced_alone(
@@ -279,6 +277,16 @@ def _priced_alone(
     if not priced.estimate.fits:
         raise typer.Exit(3)
     return True
+
+
+def _show_estimate(question: EstimateRequest, json: bool) -> None:
+    """Exits with 3 where nothing fits."""
+    from autopar.cli.estimates import answer
+
+    priced = answer(question)
+    print(priced.to_json() if json else priced.text)
+    if not priced.fits:
+        raise typer.Exit(3)
 
 
 def _check_one(model: str | None, arch: str | None) -> None:
