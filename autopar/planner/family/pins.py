@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from autopar.nouns.axes import CONTEXT, PIPELINE, REPLICATE, SECOND_TENSOR, SHARD, TENSOR
+from autopar.nouns.axes import CONTEXT, OUTER, PIPELINE, REPLICATE, SECOND_TENSOR, SHARD, TENSOR
 from autopar.nouns.expert_placement import IN_ORDER
 from autopar.nouns.grammar import WORDS, Grammar, along_sequences, pairs_of
 from autopar.nouns.layout import (
@@ -46,10 +46,10 @@ _NOT_OF_FIGURES: Sequence[tuple[Sequence[str], Sequence[object], str]] = (
     (("offload",), (None, OFFLOAD[0]),
      "layouts of architecture figures keep the optimizer's state on devices so far; `autopar plan` "
      "prices it in host memory, of a model and without sequence_parallel"),
-    (("tp2",), (None, 1),
+    ((SECOND_TENSOR,), (None, 1),
      "layouts of architecture figures split tensors over tp alone so far; say tp alone, or give "
      "`autopar plan` a model"),
-    (("cp_outer",), (None, 1),
+    ((OUTER,), (None, 1),
      "keys and values pass around one ring in layouts of architecture figures so far; leave it "
      "out, or give `autopar plan` a model"),
     ((BUCKET, REDUCE, ALL_REDUCE), _OFF,
