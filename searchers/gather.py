@@ -129,6 +129,27 @@ def by_columns(m: Model, edges: slice) -> Floats:
     return np.asarray(m.edge_cost[step])
 
 
+def _undominated(kept: Ints, room: Floats, lo: Ints, hi: Ints) -> Ints:
+    """Of the ``kept`` rows those that no neighbour says already; terms go from row ``lo`` to the
+    one before ``hi``."""
+    while len(kept) > 1:
+        # begins[i]: a term covers kept[i + 1] but not kept[i]; ends[i]: the other way round.
+        first, last = np.searchsorted(kept, lo), np.searchsorted(kept, hi)
+        used = first < last
+        begins = np.bincount(first[used], minlength=len(kept) + 1)[1 : len(kept)] > 0
+        ends = np.bincount(last[used], minlength=len(kept) + 1)[1 : len(kept)] > 0
+        tight, next_tight = room[kept[:-1]], room[kept[1:]]
+        drop_next = ~begins & (tight <= next_tight)
+        drop_this = ~ends & (next_tight <= tight) & ~drop_next
+        dropped = np.concatenate([[False], drop_next]) | np.concatenate([drop_this, [False]])
+        # Dominance is transitive and runs one way along each pair of neighbours, so all of
+        # these may go at once: each follows its chain to a row that stays.
+        if not dropped.any():
+            break
+        kept = kept[~dropped]
+    return kept
+
+
 def tidy_memory(m: Model) -> Model:
     """The same memory constraint with fewer rows and terms.
 
@@ -157,22 +178,7 @@ def tidy_memory(m: Model) -> Model:
     if (room < 0).any():
         kept = np.union1d(kept, [int(room.argmin())])
     lo, hi = m.term_rows[live, 0], m.term_rows[live, 1]
-    while len(kept) > 1:
-        # begins[i]: a term covers kept[i + 1] but not kept[i]; ends[i]: the other way round.
-        first, last = np.searchsorted(kept, lo), np.searchsorted(kept, hi)
-        used = first < last
-        begins = np.bincount(first[used], minlength=len(kept) + 1)[1 : len(kept)] > 0
-        ends = np.bincount(last[used], minlength=len(kept) + 1)[1 : len(kept)] > 0
-        tight, next_tight = room[kept[:-1]], room[kept[1:]]
-        drop_next = ~begins & (tight <= next_tight)
-        drop_this = ~ends & (next_tight <= tight) & ~drop_next
-        dropped = np.concatenate([[False], drop_next]) | np.concatenate([drop_this, [False]])
-        # Dominance is transitive and runs one way along each pair of neighbours, so all of
-        # these may go at once: each follows its chain to a row that stays.
-        if not dropped.any():
-            break
-        kept = kept[~dropped]
-
+    kept = _undominated(kept, room, lo, hi)
     first, last = np.searchsorted(kept, lo), np.searchsorted(kept, hi)
     usable = first < last
     term = np.flatnonzero(live)[usable]

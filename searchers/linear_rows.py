@@ -7,12 +7,42 @@ minutes.  Columns are first the labels x (binary), then for every edge its share
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from autopar.nouns.problem import Ints
 from autopar.searchers.model import Floats, Model, runs
+
+
+@dataclass(frozen=True, slots=True)
+class _Entries:
+    """Of a sparse matrix, in the parts in which they were added."""
+
+    rows: list[Ints] = field(default_factory=list)
+    columns: list[Ints] = field(default_factory=list)
+    values: list[Floats] = field(default_factory=list)
+
+    def add(self, rows: Ints, columns: Ints, values: Floats | float) -> None:
+        """One of each; ``values`` may be one number for all."""
+        self.rows.append(rows)
+        self.columns.append(columns)
+        self.values.append(np.broadcast_to(values, rows.shape))
+
+    def added_up(self) -> tuple[Ints, Ints, Floats]:
+        """In order of rows, then columns; those of one place are one, and none is zero."""
+        row, column = np.concatenate(self.rows), np.concatenate(self.columns)
+        value = np.concatenate(self.values)
+        order = np.lexsort((column, row))
+        row, column, value = row[order], column[order], value[order]
+        # Several terms of one variable may cover a row: entries of one place are added up.
+        fresh = np.ones(len(row), bool)
+        fresh[1:] = (row[1:] != row[:-1]) | (column[1:] != column[:-1])
+        at = np.flatnonzero(fresh)
+        value = np.add.reduceat(value, at)
+        used = value != 0
+        return row[at][used], column[at][used], value[used]
 
 
 def program(m: Model, rows: Ints, scale: float, tick: Callable[[], None] = lambda: None) -> Any:
@@ -23,9 +53,8 @@ def program(m: Model, rows: Ints, scale: float, tick: Callable[[], None] = lambd
     from ortools.math_opt import model_pb2
 
     unary = m.unary.copy()
-    row_ids: list[Ints] = [np.repeat(np.arange(m.num_vars), m.sizes)]
-    column_ids: list[Ints] = [np.arange(m.start[-1])]
-    coefficients: list[Floats] = [np.ones(m.start[-1])]
+    entries = _Entries()
+    entries.add(np.repeat(np.arange(m.num_vars), m.sizes), np.arange(m.start[-1]), 1.0)
     costs: list[Floats] = []
     next_row, next_column = m.num_vars, int(m.start[-1])
     for e, (a, b) in enumerate(m.edge.tolist()):
@@ -42,24 +71,14 @@ def program(m: Model, rows: Ints, scale: float, tick: Callable[[], None] = lambd
             (place // width, first, from_row),
             (place % width, second, from_column),
         ):
-            row_ids += [next_row + line[finite], next_row + group]
-            column_ids += [column[finite], label]
-            coefficients += [np.ones(int(finite.sum())), -np.ones(len(label))]
+            entries.add(next_row + line[finite], column[finite], 1.0)
+            entries.add(next_row + group, label, -1.0)
             next_row += height if label is first else width
         costs.append(cells.ravel()[finite])
         next_column += int(finite.sum())
     links = next_row
-    upper = []
-    for r in rows.tolist():
-        term = np.flatnonzero((m.term_rows[:, 0] <= r) & (r < m.term_rows[:, 1]))
-        size = m.sizes[m.term_var[term]]
-        entry = runs(m.term_start[term], size)
-        unit = max(float(m.term_usage[entry].max(initial=0.0)), 1.0)
-        row_ids.append(np.full(len(entry), next_row))
-        column_ids.append(runs(m.start[m.term_var[term]], size))
-        coefficients.append(m.term_usage[entry] / unit)
-        upper.append(float(m.room[r]) / unit)
-        next_row += 1
+    upper = _add_memory_rows(m, rows, next_row, entries)
+    next_row += len(upper)
 
     proto = model_pb2.ModelProto()
     labels = int(m.start[-1])
@@ -75,20 +94,10 @@ def program(m: Model, rows: Ints, scale: float, tick: Callable[[], None] = lambd
     proto.linear_constraints.ids.extend(range(next_row))
     proto.linear_constraints.lower_bounds.extend(bounds + [-np.inf] * len(upper))
     proto.linear_constraints.upper_bounds.extend(bounds + upper)
-    row = np.concatenate(row_ids)
-    column = np.concatenate(column_ids)
-    value = np.concatenate(coefficients)
-    order = np.lexsort((column, row))
-    row, column, value = row[order], column[order], value[order]
-    # Several terms of one variable may cover a row: entries of one place are added up.
-    fresh = np.ones(len(row), bool)
-    fresh[1:] = (row[1:] != row[:-1]) | (column[1:] != column[:-1])
-    at = np.flatnonzero(fresh)
-    value = np.add.reduceat(value, at)
-    used = value != 0
-    proto.linear_constraint_matrix.row_ids.extend(row[at][used].tolist())
-    proto.linear_constraint_matrix.column_ids.extend(column[at][used].tolist())
-    proto.linear_constraint_matrix.coefficients.extend(value[used].tolist())
+    row, column, value = entries.added_up()
+    proto.linear_constraint_matrix.row_ids.extend(row.tolist())
+    proto.linear_constraint_matrix.column_ids.extend(column.tolist())
+    proto.linear_constraint_matrix.coefficients.extend(value.tolist())
     cost = np.concatenate([np.where(blocked, 0.0, unary), *costs]) / scale
     priced = np.flatnonzero(cost)
     proto.objective.offset = m.constant / scale
@@ -109,3 +118,18 @@ def shared_cells(matrix: Floats) -> tuple[Floats, Ints, Ints, Floats, Floats]:
     column_part[~np.isfinite(column_part)] = 0.0
     columns, from_column = np.unique((cells - column_part).T, axis=0, return_inverse=True)
     return columns.T, from_row.ravel(), from_column.ravel(), row_part, column_part
+
+
+def _add_memory_rows(m: Model, rows: Ints, first: int, entries: _Entries) -> list[float]:
+    """Adds the memory ``rows`` as rows of the program, from number ``first`` on; what each is to
+    stay below. Of each the largest usage is 1, if that is more than a byte."""
+    upper = []
+    for number, r in enumerate(rows.tolist(), first):
+        term = np.flatnonzero((m.term_rows[:, 0] <= r) & (r < m.term_rows[:, 1]))
+        size = m.sizes[m.term_var[term]]
+        entry = runs(m.term_start[term], size)
+        unit = max(float(m.term_usage[entry].max(initial=0.0)), 1.0)
+        column = runs(m.start[m.term_var[term]], size)
+        entries.add(np.full(len(entry), number), column, m.term_usage[entry] / unit)
+        upper.append(float(m.room[r]) / unit)
+    return upper

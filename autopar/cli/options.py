@@ -120,6 +120,37 @@ Precision = Annotated[
     str | None,
     typer.Option("--precision", help="With --arch: dtype of the matrix products (bf16)."),
 ]
+Output = Annotated[Path, typer.Option("--output", "-o", help="Where the plan goes.")]
+Tries = Annotated[
+    int,
+    typer.Option(
+        "--try",
+        metavar="N",
+        min=1,
+        help="Run the best N plans for a few steps here, and keep the fastest.",
+    ),
+]
+CompileAhead = Annotated[
+    bool,
+    typer.Option(
+        "--compile",
+        help="JAX: also compile the step for the cluster's devices, which need not be there "
+        "(TPUs: libtpu must be installed); memory and collectives stand beside the plan's.",
+    ),
+]
+ModelOrNone = Annotated[
+    str | None, typer.Argument(metavar="MODEL.PY[:NAME]", help="The file that holds the model.")
+]
+Devices = Annotated[
+    str | None,
+    typer.Option(metavar="N,N,...", help="A table: time, efficiency, memory, cost on each number."),
+]
+BatchTokens = Annotated[
+    int | None, typer.Option("--batch-tokens", help="Tokens in a step, whatever a file says.")
+]
+SequenceTokens = Annotated[
+    int | None, typer.Option("--seq", help="Tokens of a sequence, whatever a file says.")
+]
 
 
 class OptionError(UserError):

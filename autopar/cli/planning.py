@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,20 +11,27 @@ import typer
 
 from autopar.cli.options import (
     Arch,
+    BatchTokens,
     ClusterFile,
+    CompileAhead,
+    Devices,
     ExpertImbalance,
     ExpertLoads,
     Fix,
     GlobalBatch,
     Json,
     Model,
+    ModelOrNone,
     OptionError,
+    Output,
     PlanFolder,
     Precision,
     Profile,
     Replicated,
     Searcher,
+    SequenceTokens,
     StyleOption,
+    Tries,
     Verbose,
     parse_imbalance,
     parse_style,
@@ -34,6 +42,7 @@ from autopar.nouns.errors import UserError
 
 if TYPE_CHECKING:
     from autopar.cli.compiling import Beside
+    from autopar.cli.estimates import EstimateRequest
     from autopar.cli.tries import Trial
     from autopar.nouns.style import Style
     from autopar.planner import PlanResult
@@ -42,33 +51,16 @@ if TYPE_CHECKING:
 def plan(
     model: Model,
     cluster: ClusterFile,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Where the plan goes.")] = Path(
-        "plan"
-    ),
+    output: Output = Path("plan"),
     fix: Fix = None,
     searcher: Searcher = None,
     allow_replicated: Replicated = None,
     style: StyleOption = None,
     profile: Profile = None,
-    tries: Annotated[
-        int,
-        typer.Option(
-            "--try",
-            metavar="N",
-            min=1,
-            help="Run the best N plans for a few steps here, and keep the fastest.",
-        ),
-    ] = 1,
+    tries: Tries = 1,
     expert_imbalance: ExpertImbalance = None,
     expert_loads: ExpertLoads = None,
-    compile: Annotated[
-        bool,
-        typer.Option(
-            "--compile",
-            help="JAX: also compile the step for the cluster's devices, which need not be there "
-            "(TPUs: libtpu must be installed); memory and collectives stand beside the plan's.",
-        ),
-    ] = False,
+    compile: CompileAhead = False,
     verbose: Verbose = False,
     json: Json = False,
 ) -> None:
@@ -78,10 +70,8 @@ def plan(
     autopar.Workload(...) take optimizer, learning_rate, clip_norm (largest
     gradient norm), precision (dtype of compute) and seed.
     """
-    from autopar.cli.commands import check_output, plan_files, search, write_plan
+    from autopar.cli.commands import check_output, search, write_plan
     from autopar.cli.compiling import check, compiled
-    from autopar.cli.instead import tried
-    from autopar.files import plan_folder
     from autopar.nouns.grammar import pairs_of
 
     replicated = tuple(allow_replicated or ())
@@ -100,6 +90,41 @@ def plan(
         return search(
             model, cluster, pins, searcher, replicated, profile, verbose, how, imbalance=uneven
         )
+
+    made = _searched(planned, fixed, tries, output, profile, json)
+    result = made.result
+    write_plan(result, output, made.files)
+    beside = compiled(output, result) if compile else None
+    _show_plan(result, made.emit_s, json, made.trial, beside)
+    progress(f"written to {output}/; next: autopar run {output}, autopar verify {output}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Searched:
+    """A plan to write, and what was tried if several were.
+
+    files:  of the plan's folder, as text.
+    emit_s: CPU seconds that making them took.
+    """
+
+    result: PlanResult
+    trial: Trial | None
+    files: Mapping[str, str]
+    emit_s: float
+
+
+def _searched(
+    planned: Callable[[Mapping[str, str]], PlanResult],
+    fixed: Mapping[str, str],
+    tries: int,
+    output: Path,
+    profile: Path | None,
+    json: bool,
+) -> _Searched:
+    """Raises `UserError`, which names a layout that works where it can."""
+    from autopar.cli.commands import plan_files
+    from autopar.cli.instead import tried
+    from autopar.files import plan_folder
 
     def sketched(pins: Mapping[str, str]) -> str:
         """A plan and its program, which nothing is written of."""
@@ -124,9 +149,7 @@ def plan(
         raise tried(error, fixed, sketched) from None
     if trial is not None:
         files |= {plan_folder.TRIED: trial.to_json()}
-    write_plan(result, output, files)
-    _show_plan(result, emit_s, json, trial, compiled(output, result) if compile else None)
-    progress(f"written to {output}/; next: autopar run {output}, autopar verify {output}")
+    return _Searched(result, trial, files, emit_s)
 
 
 def tune(
@@ -171,9 +194,7 @@ def tune(
 
 def estimate(
     cluster: ClusterFile,
-    model: Annotated[
-        str | None, typer.Argument(metavar="MODEL.PY[:NAME]", help="The file that holds the model.")
-    ] = None,
+    model: ModelOrNone = None,
     arch: Arch = None,
     global_batch: GlobalBatch = None,
     precision: Precision = None,
@@ -182,18 +203,9 @@ def estimate(
     allow_replicated: Replicated = None,
     style: StyleOption = None,
     profile: Profile = None,
-    devices: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N,N,...", help="A table: time, efficiency, memory, cost on each number."
-        ),
-    ] = None,
-    batch_tokens: Annotated[
-        int | None, typer.Option("--batch-tokens", help="Tokens in a step, whatever a file says.")
-    ] = None,
-    seq: Annotated[
-        int | None, typer.Option("--seq", help="Tokens of a sequence, whatever a file says.")
-    ] = None,
+    devices: Devices = None,
+    batch_tokens: BatchTokens = None,
+    seq: SequenceTokens = None,
     expert_imbalance: ExpertImbalance = None,
     expert_loads: ExpertLoads = None,
     json: Json = False,
@@ -204,11 +216,7 @@ def estimate(
     transformer: the layout of --fix, or where that pins nothing the fastest
     of all that fit.
     """
-    if (model is None) == (arch is None):
-        raise OptionError(
-            "estimate needs either a model file or --arch; "
-            f"it got {'neither' if model is None else 'both'}"
-        )
+    _check_one(model, arch)
     replicated, how = tuple(allow_replicated or ()), parse_style(style)
     uneven = parse_imbalance(expert_imbalance, expert_loads)
     of_a_search = {"--searcher": searcher, "--allow-replicated": replicated, "--profile": profile}
@@ -228,7 +236,7 @@ def estimate(
         _show_plan(result, None, json)
         return
     _check_read(None, of_a_search, {})
-    from autopar.cli.estimates import EstimateRequest, answer
+    from autopar.cli.estimates import EstimateRequest
 
     question = EstimateRequest(
         cluster=cluster,
@@ -242,10 +250,7 @@ def estimate(
         precision=precision,
         style=how,
     )
-    priced = answer(question)
-    print(priced.to_json() if json else priced.text)
-    if not priced.fits:
-        raise typer.Exit(3)
+    _show_estimate(question, json)
 
 
 def _priced_alone(
@@ -272,6 +277,25 @@ def _priced_alone(
     if not priced.estimate.fits:
         raise typer.Exit(3)
     return True
+
+
+def _show_estimate(question: EstimateRequest, json: bool) -> None:
+    """Exits with 3 where nothing fits."""
+    from autopar.cli.estimates import answer
+
+    priced = answer(question)
+    print(priced.to_json() if json else priced.text)
+    if not priced.fits:
+        raise typer.Exit(3)
+
+
+def _check_one(model: str | None, arch: str | None) -> None:
+    """Raises `OptionError` unless there is a model file or figures of one, and not both."""
+    if (model is None) == (arch is None):
+        raise OptionError(
+            "estimate needs either a model file or --arch; "
+            f"it got {'neither' if model is None else 'both'}"
+        )
 
 
 def _check_read(

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from autopar.cli.options import ClusterFile, Device, Json, PlanFolder
 from autopar.cli.printing import results_only, show
 from autopar.cli.progress import progress
+
+if TYPE_CHECKING:
+    from autopar.nouns.plan import Plan
+    from autopar.runtime.jobs.result import RunResult
 
 
 def run(
@@ -38,12 +42,9 @@ def run(
     json: Json = False,
 ) -> None:
     """Train with a plan on this machine; predicted time stands beside measured."""
-    from dataclasses import asdict
-
     from autopar.cli.commands import check_cluster_file
     from autopar.files.plan_folder import check_whole, read_plan
     from autopar.nouns.errors import UserError
-    from autopar.report.runs import phases, run_summary
     from autopar.runtime.jobs import launch
 
     if save_every and save is None:
@@ -51,7 +52,6 @@ def run(
     made = read_plan(folder)
     check_whole(folder, made)
     check_cluster_file(folder, made)
-    predicted = made.prediction
     if profile is not None:
         from autopar.cost_models.profile_file import check_target
 
@@ -66,14 +66,24 @@ def run(
             save_every=save_every,
             device=device,
         )
-    foreseen = {phase: seconds for phase, _, seconds in phases(result, predicted)}
-    memory = predicted.memory_bytes.total
-    data = {**asdict(result), "predicted_memory_bytes": memory, "predicted_phases_s": foreseen}
-    show(run_summary(result, predicted, made.style, made.expert_imbalance), data, json)
+    _show_run(result, made, json)
     if profile is not None:
         from autopar.cli.profile import remember
 
         progress(remember(folder, result, profile, progress))
+
+
+def _show_run(result: RunResult, made: Plan, json: bool) -> None:
+    """What a run measured beside what its plan predicted."""
+    from dataclasses import asdict
+
+    from autopar.report.runs import phases, run_summary
+
+    predicted = made.prediction
+    foreseen = {phase: seconds for phase, _, seconds in phases(result, predicted)}
+    memory = predicted.memory_bytes.total
+    data = {**asdict(result), "predicted_memory_bytes": memory, "predicted_phases_s": foreseen}
+    show(run_summary(result, predicted, made.style, made.expert_imbalance), data, json)
 
 
 def verify(folder: PlanFolder, device: Device = "cpu", json: Json = False) -> None:

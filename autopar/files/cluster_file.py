@@ -29,6 +29,7 @@ one domain of the level below. Files that name slices of TPUs are read by `slice
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -281,19 +282,7 @@ def _levels(
             raise ClusterFileError(
                 f"{where}.span {text.span} does not divide the {device_count} devices of `groups:`"
             )
-        shape = tuple(text.torus_shape)
-        if (text.topology == "torus") != bool(shape):
-            raise ClusterFileError(f"{where}: topology torus and torus_shape go together")
-        if shape and (min(shape) < 1 or _product(shape) * inner != text.span):
-            raise ClusterFileError(
-                f"{where}.torus_shape {'x'.join(map(str, shape))} = {_product(shape)} "
-                f"does not make up the span {text.span} from domains of {inner}"
-            )
-        if text.torus_wraps and len(text.torus_wraps) != len(shape):
-            raise ClusterFileError(
-                f"{where}.torus_wraps has {len(text.torus_wraps)} entries for the {len(shape)} "
-                "dimensions of torus_shape; say of each whether it is a ring (true or false)"
-            )
+        _check_torus(text, inner, where)
         ports = text.ports or inner
         if ports > inner:
             raise ClusterFileError(
@@ -308,7 +297,7 @@ def _levels(
                 ports=ports,
                 topology=text.topology,
                 oversubscription=text.oversubscription,
-                torus_shape=shape,
+                torus_shape=tuple(text.torus_shape),
                 torus_wraps=tuple(text.torus_wraps),
                 in_network_reduction=text.in_network_reduction,
                 library=text.library,
@@ -323,6 +312,23 @@ def _levels(
     return tuple(levels)
 
 
+def _check_torus(text: _LevelText, inner: int, where: str) -> None:
+    """``inner``: devices of each domain that the level joins."""
+    shape = tuple(text.torus_shape)
+    if (text.topology == "torus") != bool(shape):
+        raise ClusterFileError(f"{where}: topology torus and torus_shape go together")
+    if shape and (min(shape) < 1 or math.prod(shape) * inner != text.span):
+        raise ClusterFileError(
+            f"{where}.torus_shape {'x'.join(map(str, shape))} = {math.prod(shape)} "
+            f"does not make up the span {text.span} from domains of {inner}"
+        )
+    if text.torus_wraps and len(text.torus_wraps) != len(shape):
+        raise ClusterFileError(
+            f"{where}.torus_wraps has {len(text.torus_wraps)} entries for the {len(shape)} "
+            "dimensions of torus_shape; say of each whether it is a ring (true or false)"
+        )
+
+
 def _figure(text: object, key: str, where: str) -> float:
     quantity, low, high = _PHYSICAL[key]
     try:
@@ -335,10 +341,3 @@ def _figure(text: object, key: str, where: str) -> float:
             f"({value:.3g} {_SI[quantity]}, allowed {low:.3g} to {high:.3g} {_SI[quantity]})"
         )
     return value
-
-
-def _product(sizes: tuple[int, ...]) -> int:
-    product = 1
-    for size in sizes:
-        product *= size
-    return product

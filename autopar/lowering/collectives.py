@@ -164,20 +164,7 @@ def pipeline_collectives(
     for way in ways(parts, schedule):
         for kind, rank, what in (("send", way.source, "sent"), ("recv", way.target, "received")):
             counts[rank][kind, PIPELINE, way.size_bytes, f"{way.name} {what}"] += passes[way.stage]
-    holders: dict[str, list[int]] = {}
-    bytes_of: dict[str, int] = {}
-    for stage, rank in enumerate(schedule.ranks):
-        own = plan.stages[schedule.part[stage]]
-        for p in (p for p in stored[schedule.part[stage]] if p.trainable):
-            holders.setdefault(p.name, []).append(rank)
-            bytes_of[p.name] = piece_bytes(p, plan.mesh(own), own.zero, plan.framework)
-    for name, held in holders.items():
-        places = sorted(set(held))
-        if len(places) > 1:
-            whole = len(places) == len(ranks)
-            axis = PIPELINE if whole else f"pp[{','.join(map(str, places))}]"
-            for rank in places:
-                counts[rank]["all_reduce", axis, bytes_of[name], f"{name} tie"] += 1
+    _add_ties(counts, stored, plan, schedule)
     mesh = plan.program_mesh
     if plan.framework == "jax":
         _add_sums_of_stages(counts, parts, stored, plan, schedule, clips)
@@ -191,6 +178,29 @@ def pipeline_collectives(
             moved = entry.collective
             counts[rank][moved.kind, moved.axis, moved.size_bytes, entry.what] += entry.count
     return [row for rank in ranks for row in _rows(counts[rank], rank)]
+
+
+def _add_ties(
+    counts: Sequence[Counter[_Place]],
+    stored: Sequence[Sequence[Stored]],
+    plan: Plan,
+    schedule: Schedule,
+) -> None:
+    """Sums of the gradients of parameters that several ranks hold."""
+    holders: dict[str, list[int]] = {}
+    bytes_of: dict[str, int] = {}
+    for stage, rank in enumerate(schedule.ranks):
+        own = plan.stages[schedule.part[stage]]
+        for p in (p for p in stored[schedule.part[stage]] if p.trainable):
+            holders.setdefault(p.name, []).append(rank)
+            bytes_of[p.name] = piece_bytes(p, plan.mesh(own), own.zero, plan.framework)
+    for name, held in holders.items():
+        places = sorted(set(held))
+        if len(places) > 1:
+            whole = len(places) == len(counts)
+            axis = PIPELINE if whole else f"pp[{','.join(map(str, places))}]"
+            for rank in places:
+                counts[rank]["all_reduce", axis, bytes_of[name], f"{name} tie"] += 1
 
 
 def _add_sums_of_stages(

@@ -110,6 +110,24 @@ def phases(result: RunResult, predicted: Prediction) -> list[tuple[str, float, f
     ]
 
 
+def _beyond_rounding(result: VerifyResult) -> Text:
+    """What an error in the plan's own precision means that is more than its rounding."""
+    own = result.own
+    beyond = "not finite" if math.isinf(own.largest) else f"{own.largest:.1e}"
+    return Text(
+        f"  In {result.precision} the largest error is {beyond}, beyond "
+        f"{result.rounding:.1e}, the root of that precision's epsilon: more "
+        "than rounding does to most models in two steps. "
+        + (
+            "In float64 the plan is right, so it is the precision: this model magnifies "
+            "rounding, or overflows, and may do so on one device too. Compare losses, or "
+            "plan it with a wider precision or a lower learning_rate."
+            if result.passed
+            else "It is wrong in float64 too."
+        )
+    )
+
+
 def verify_summary(result: VerifyResult) -> list[RenderableType]:
     """Every error beside its tolerance, and whether the collectives are the priced ones."""
     from autopar.runtime.verify.verified import TOLERANCE
@@ -150,21 +168,7 @@ def verify_summary(result: VerifyResult) -> list[RenderableType]:
         parts.append(Text(f"  {result.first_difference}"))
     far = not result.own_within_rounding
     if far:
-        beyond = "not finite" if math.isinf(own.largest) else f"{own.largest:.1e}"
-        parts.append(
-            Text(
-                f"  In {result.precision} the largest error is {beyond}, beyond "
-                f"{result.rounding:.1e}, the root of that precision's epsilon: more "
-                "than rounding does to most models in two steps. "
-                + (
-                    "In float64 the plan is right, so it is the precision: this model magnifies "
-                    "rounding, or overflows, and may do so on one device too. Compare losses, or "
-                    "plan it with a wider precision or a lower learning_rate."
-                    if result.passed
-                    else "It is wrong in float64 too."
-                )
-            )
-        )
+        parts.append(_beyond_rounding(result))
     if not result.passed:
         return [*parts, Text("The plan is WRONG.", style="bold red")]
     if far:

@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 from autopar.nouns.errors import UserError
 from autopar.nouns.graph import Graph
 from autopar.nouns.sharding import WHOLE, split
+from autopar.rules.followed import all_obstacles, named_apart, named_choices, named_states
 from autopar.rules.following import Scope
 from autopar.rules.pieces import BatchMixed
 
@@ -116,11 +117,11 @@ def _flow(
     top.pull(scopes)
     every = [top, *scopes.values()]
     return BatchFlow(
-        {k: v for scope in every for k, v in scope.named_choices().items()},
-        {k: v for scope in every for k, v in scope.named_states().items()},
-        tuple(dict.fromkeys(o for scope in every for o in scope.all_obstacles())),
+        {k: v for scope in every for k, v in named_choices(scope).items()},
+        {k: v for scope in every for k, v in named_states(scope).items()},
+        tuple(dict.fromkeys(o for scope in every for o in all_obstacles(scope))),
         top.pieces,
-        frozenset(k for scope in every for k in scope.named_apart()),
+        frozenset(k for scope in every for k in named_apart(scope)),
         whole | top.gathered if ways else frozenset(),
     )
 
@@ -138,7 +139,11 @@ def _check_shares(scopes: Sequence[Scope]) -> None:
     """A loss that is no sum over the batch is divided by the ranks, and so are all gradients."""
     for scope in scopes:
         for op in scope.graph.ops:
-            if op.kind != "block" and not scope._bound(op).rule.defers and scope._has_gradient(op):
+            if (
+                op.kind != "block"
+                and not scope.bound_rule(op).rule.defers
+                and scope._has_gradient(op)
+            ):
                 raise BatchMixed(
                     f"data axes cannot split the batch: op {op.kind!r} at {op.source} has a "
                     "backward that is not linear in the gradient, and the loss does not depend on "

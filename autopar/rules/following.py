@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from autopar.nouns.graph import Graph, Op, Tensor
-from autopar.nouns.plan import key
+from autopar.nouns.graph import Graph, Op
 from autopar.nouns.sharding import PARTIAL, WHOLE, Placement, split
 from autopar.rules.notation import BoundRule
 from autopar.rules.pieces import (
@@ -88,7 +87,7 @@ class Scope:
         return max((known, now), key=lambda state: _SPLIT_MOST.index(state.kind))
 
     def _op(self, op: Op) -> None:
-        bound = self._bound(op)
+        bound = self.bound_rule(op)
         if op.kind == "full":
             self.alike.update(op.outputs)
         states = [self.states.get(name) for name in op.inputs]
@@ -136,7 +135,7 @@ class Scope:
         again: list[str] = []
         mixed = False
         for i, (name, state) in enumerate(zip(op.inputs, states, strict=True)):
-            dim = self.apart.get(name) if state == WHOLE else _dim(state)
+            dim = self.apart.get(name) if state == WHOLE else dim_of(state)
             if dim is None or self.graph.tensors[name].shape[dim] == 1:
                 continue
             factor, _ = cut_factor(bound, bound.operands[i][dim], self.behind.get(name, 1))
@@ -182,7 +181,7 @@ class Scope:
         """How the pieces of results lie. Raises `BatchMixed` where an operand's do not lie so."""
         behind: dict[str, int] = {}
         for i, name in enumerate(op.inputs):
-            dim = _dim(self.states.get(name))
+            dim = dim_of(self.states.get(name))
             if dim is not None and bound.operand_holder(i, factor) == dim:
                 cut, own = cut_factor(bound, bound.operands[i][dim], self.behind.get(name, 1))
                 if cut == factor:
@@ -225,7 +224,7 @@ class Scope:
 
     def _samples_at(self, name: str) -> int | None:
         state = self.states.get(name)
-        return self.apart.get(name) if state == WHOLE else _dim(state)
+        return self.apart.get(name) if state == WHOLE else dim_of(state)
 
     def _sums(self, op: Op, bound: BoundRule, sums: Sequence[int], states: Sequence[State]) -> None:
         rule = bound.rule
@@ -244,7 +243,8 @@ class Scope:
         for name in op.outputs:
             self.states[name] = state
 
-    def _bound(self, op: Op) -> BoundRule:
+    def bound_rule(self, op: Op) -> BoundRule:
+        """Of an op of this scope; bound once."""
         if op.name not in self.bound:
             self.bound[op.name] = bind(op, self.graph.tensors)
         return self.bound[op.name]
@@ -271,10 +271,10 @@ class Scope:
             if op.kind == "block":
                 body = scopes[op.attrs["block"]]
                 for inner, outer in zip(body.graph.inputs, op.inputs, strict=True):
-                    wanted.setdefault(outer, set()).add(_dim(body.states.get(inner)))
+                    wanted.setdefault(outer, set()).add(dim_of(body.states.get(inner)))
                 continue
             self._pull_op(op, wanted)
-            bound, choice = self._bound(op), self.choices[op.name]
+            bound, choice = self.bound_rule(op), self.choices[op.name]
             for i, name in enumerate(op.inputs):
                 held = bound.operand_holder(i, choice)
                 wanted.setdefault(name, set()).add(held)
@@ -291,7 +291,7 @@ class Scope:
     def _pull_op(self, op: Op, wanted: Mapping[str, set[int | None]]) -> None:
         if any(self.states.get(n) is not None for n in op.outputs):
             return
-        bound = self._bound(op)
+        bound = self.bound_rule(op)
         factors: set[str | None] = set()
         for i, name in enumerate(op.outputs):
             for dim in wanted.get(name, set()):
@@ -306,49 +306,7 @@ class Scope:
             assert held_at is not None
             self.states[name] = split(held_at)
 
-    # -- what was found ----------------------------------------------------------------------------
 
-    def named_choices(self) -> dict[str, str]:
-        named = {
-            key(self.name, op.name): self.choices.get(op.name, NOTHING)
-            for op in self.graph.ops
-            if op.kind != "block"
-        }
-        if self.name is not None:
-            for name in self.graph.inputs:
-                text = str(self._placement(name))
-                named[key(self.name, name)] = "" if text == "R" else text
-        return named
-
-    def named_apart(self) -> list[str]:
-        return [key(self.name, name) for name, places in self.behind.items() if places > 1]
-
-    def named_states(self) -> dict[str, str]:
-        return {key(self.name, name): str(self._placement(name)) for name in self.graph.tensors}
-
-    def _placement(self, name: str) -> Placement:
-        state = self.states.get(name)
-        return _free(self.graph.tensors[name]) if state is None else state
-
-    def all_obstacles(self) -> list[str]:
-        """Reasons of ops, and free tensors of which each microbatch would need its own part."""
-        obstacles = list(self.obstacles.values())
-        for op in self.graph.ops:
-            if op.kind == "block":
-                continue
-            for i, name in enumerate(op.inputs):
-                held = self._bound(op).operand_holder(i, self.choices.get(op.name, NOTHING))
-                if held is not None and _dim(self.states.get(name)) is None:
-                    obstacles.append(
-                        f"op {op.kind!r} at {op.source} takes a piece of {name}, which has the "
-                        "size of the batch but does not come from it"
-                    )
-        return obstacles
-
-
-def _dim(state: State) -> int | None:
+def dim_of(state: State) -> int | None:
+    """The dim along which the batch splits a tensor, if it does."""
     return state.dim if state is not None and state.kind == "S" else None
-
-
-def _free(tensor: Tensor) -> Placement:
-    return Placement("D") if tensor.differentiable else WHOLE

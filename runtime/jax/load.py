@@ -25,7 +25,8 @@ from autopar.runtime.jax.parallel import Layout, by_name, leave_at_once
 from autopar.runtime.jax.programs import read_step
 from autopar.runtime.jax.staged_trainer import StagedTrainer, put
 from autopar.runtime.jax.step import Additions
-from autopar.runtime.jax.trainer import Trainer, stored
+from autopar.runtime.jax.stored import stored
+from autopar.runtime.jax.trainer import Trainer
 from autopar.runtime.jax.user_tree import UserTree
 from autopar.runtime.shared.planned_batch import batch_of
 from autopar.runtime.shared.planned_workload import workload_for

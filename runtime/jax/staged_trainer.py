@@ -104,7 +104,7 @@ class StagedTrainer(Trainer):
         state, specs = self._all.state(self.state), self.optimizer.specs
         given = state, self._opt_state, self._all.arrays(gradients), self._all.whole(loss)
         if self._run is None:
-            self._run = self._all.compiled(self.updated_by_own, state, specs)
+            self._run = self._all.compiled(self.own_update.updated, state, specs)
             self._updates = jax.tree.map(_shape, given)
         state, self._opt_state, norm = self._run(*given)
         self.state = {**self.state, **self._all.sent_back(state)}
@@ -171,7 +171,7 @@ def _shape(array: Any) -> jax.ShapeDtypeStruct:
 
 
 def put(step: Pipeline, tree: UserTree, given: Tree) -> dict[str, Any]:
-    """See `autopar.runtime.jax.trainer.stored`."""
+    """See `autopar.runtime.jax.stored.stored`."""
     return step.stored(_by_key(step, tree, given))
 
 

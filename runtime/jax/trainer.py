@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from autopar.frontends.jax import paths_of
 from autopar.frontends.shared.captured import Aux
 from autopar.nouns.workload import Workload
 from autopar.runtime.jax import checkpoint
@@ -21,12 +20,13 @@ from autopar.runtime.jax.aux_tree import tree_of
 from autopar.runtime.jax.batches import Batches
 from autopar.runtime.jax.frozen import held_by, joined, without
 from autopar.runtime.jax.other_sizes import any_size, placed_batch
-from autopar.runtime.jax.own_optimizer import OwnOptimizer, norm_of
-from autopar.runtime.jax.parallel import Array, Arrays, Outputs, State, by_name, placed, put
-from autopar.runtime.jax.parallel.loss_scale import next_scale, overflowed, scaled_norm, settled
-from autopar.runtime.jax.processes import owned, texts
+from autopar.runtime.jax.own_optimizer import OwnOptimizer
+from autopar.runtime.jax.own_update import OwnUpdate
+from autopar.runtime.jax.parallel import Array, Arrays, Outputs, State, placed
+from autopar.runtime.jax.processes import texts
 from autopar.runtime.jax.saved_state import SavedState
-from autopar.runtime.jax.step import Step, held
+from autopar.runtime.jax.step import held
+from autopar.runtime.jax.stored import stored
 from autopar.runtime.jax.user_tree import Tree, UserTree
 from autopar.runtime.shared.keeping import Keeping
 from autopar.runtime.shared.kept_checkpoints import (
@@ -84,7 +84,8 @@ class Trainer:
         self.save_if_due()
         cut = self.batches.cut(batch)
         if self._run is None:
-            function = self.compiled.step if self.optimizer is None else self._own_step()
+            own = self.optimizer is not None
+            function = self.own_update.step(self.compiled) if own else self.compiled.step
             self._run = function.lower(*self._before(), cut).compile()
         made = self._run(*self._before(), cut)
         if self.optimizer is None:
@@ -147,11 +148,11 @@ class Trainer:
             )
             self.state, self.gradient_norm = function(self.state, gradients)
             return self.gradient_norm
-        own = self.optimizer
+        own, ends = self.optimizer, self.own_update
 
         def updated(state: State, opt: Any, gradients: Tree) -> tuple[State, Any, Array]:
-            stored = self.user_tree.stored(gradients)
-            return self.updated_by_own(state, opt, stored, jnp.zeros(()))
+            by_key = self.user_tree.stored(gradients)
+            return ends.updated(state, opt, by_key, jnp.zeros(()))
 
         states = (step.held_specs, own.specs)
         function = self._once(
@@ -316,39 +317,12 @@ class Trainer:
     def _before(self) -> tuple[Any, ...]:
         return (self.state,) if self.optimizer is None else (self.state, self._opt_state)
 
-    def _own_step(self) -> Any:
-        """The program's backward, then `updated_by_own`, jitted."""
-        step, own = self.compiled, self.optimizer
-        assert own is not None
-
-        def run(state: State, opt: Any, batch: Arrays) -> tuple[Any, ...]:
-            loss, gradients, outputs = step.gradients(state, batch)
-            state, opt, norm = self.updated_by_own(state, opt, gradients, loss)
-            return state, opt, loss, norm.astype(loss.dtype), outputs
-
-        states, plain = (step.held_specs, own.specs), PartitionSpec()
-        made = (*states, plain, plain, step.outputs.specs)
-        return step.compiled(run, (*states, step.batch_specs), made, donate=(0, 1))
-
-    def updated_by_own(
-        self, state: State, opt: Any, gradients: Arrays, loss: Array
-    ) -> tuple[State, Any, Array]:
-        """Clipped as the plan says, and stepped by the user's own optimizer; to be traced."""
+    @property
+    def own_update(self) -> OwnUpdate:
+        """What ends a step where an optimizer of the user's own steps."""
         assert self.optimizer is not None
-        before, kept = state, opt
-        norm, largest = jnp.zeros(()), self.workload.clip_norm
-        if largest is not None:
-            norm = norm_of(self.user_tree.tree(gradients))
-            scale = jnp.minimum(1.0, largest / (norm + 1e-6))
-            gradients = {k: g * scale.astype(g.dtype) for k, g in gradients.items()}
-        params, opt = self.optimizer.updated(state["params"], opt, gradients, loss)
-        state = {**state, "params": params, "step": state["step"] + 1}
-        if self.compiled.scales:
-            overflow = overflowed(gradients)
-            state, opt = settled(overflow, (before, kept), (state, opt))
-            state["scale"] = next_scale(before["scale"], overflow)
-            norm = scaled_norm(overflow, norm, largest)
-        return state, opt, norm
+        clip_norm, scales = self.workload.clip_norm, self.compiled.scales
+        return OwnUpdate(self.optimizer, self.user_tree, clip_norm, scales)
 
     def _once(self, name: str, make: Any) -> Any:
         if name not in self._jitted:
@@ -365,28 +339,3 @@ def _paths(folder: str | Path) -> list[Path]:
 def tell(text: str) -> None:
     if jax.process_index() == 0:
         print(f"autopar: {text}", file=sys.stderr, flush=True)
-
-
-def stored(step: Step, tree: UserTree, given: Tree) -> dict[str, Any]:
-    """The parameters of a state from the user's tree of arrays, wherever these are, in memory of
-    their own: an array that lies as the state holds it is copied, and no other twice."""
-    specs = step.held_specs["params"]
-    named, dtypes = dict(paths_of(given)), {p: leaf.dtype for p, leaf in paths_of(tree.shapes)}
-    direct = {
-        key: named[key]
-        for key, leaf in step.layout.trained.items()
-        if not leaf.layers and key in named and getattr(named[key], "dtype", None) == dtypes[key]
-    }
-    made: dict[str, Any] = owned(direct, placed(step.mesh, {key: specs[key] for key in direct}))
-    rest = {key: spec for key, spec in specs.items() if key not in direct}
-    if not rest:
-        return made
-    cut = step.layout.splits_parameters
-    lying = {path: tree.spec(path, cut) for path in named if path not in direct}
-
-    def make(given: Arrays) -> dict[str, Any]:  # casts and stacks, so XLA makes new arrays
-        cast = {path: jnp.copy(a.astype(dtypes[path])) for path, a in given.items()}
-        return step.layout.gather_names(by_name(cast.items(), tree.stacks), rest)
-
-    there = put({path: named[path] for path in lying}, placed(step.mesh, lying))
-    return {**made, **step.compiled(make, (lying,), rest)(there)}

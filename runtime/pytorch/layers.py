@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
 import torch
@@ -99,10 +99,26 @@ def attention(
             return run_own(row, shape, q.dtype, q, k, v, causal, scale)
         with attended_by(kernel, q):
             return attend(q, k, v, mask, dropout, causal)
+    strips = _runs(q.shape[2], k.shape[2], rows, order, window)
+    return _in_strips(attend, q, k, v, mask, dropout, strips, window)
+
+
+def _in_strips(
+    attend: Callable[..., Tensor],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    dropout: float,
+    strips: Iterable[tuple[slice, int]],
+    window: int | None,
+) -> Tensor:
+    """Causal attention strip by strip of the rows, each over the keys that it sees; ``strips``:
+    rows here, and the place of the first in the whole sequence."""
     made: list[Tensor] = []
     bands: dict[tuple[int, int], Tensor] = {}
     of_rows = mask is not None and mask.shape[-2:-1] == q.shape[2:3]
-    for here, first in _runs(q.shape[2], k.shape[2], rows, order, window):
+    for here, first in strips:
         last = first + here.stop - here.start
         start = 0 if window is None else max(0, first - window + 1)
         keys, values = k[:, :, start:last], v[:, :, start:last]

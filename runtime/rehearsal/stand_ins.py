@@ -49,6 +49,16 @@ def join(rank: int, world: int, device: Device, find: Callable[[str, str], None]
         load.start("cuda")
 
 
+def _gathered(made: list[Any], own: Any, group: Any = None) -> None:
+    """All ranks have what this one has."""
+    made[:] = [own] * len(made)
+
+
+def _collected(own: Any, made: list[Any] | None = None, *given: Any, **more: Any) -> None:
+    if made is not None:
+        made[:] = [own] * len(made)
+
+
 @contextmanager
 def alone(rank: int, world: int, groups: list[list[int]]) -> Iterator[None]:
     """Inside, this process is ``rank`` of ``world`` that there are not, behind `join`; ``groups``
@@ -82,13 +92,6 @@ def alone(rank: int, world: int, groups: list[list[int]]) -> Iterator[None]:
         on_host(sizes)  # the host waits, whatever it reads
         return [dispatch.evenly(rows, len(size)) for size, rows in sizes]
 
-    def gathered(made: list[Any], own: Any, group: Any = None) -> None:
-        made[:] = [own] * len(made)
-
-    def collected(own: Any, made: list[Any] | None = None, *given: Any, **more: Any) -> None:
-        if made is not None:
-            made[:] = [own] * len(made)
-
     check = load.check_model_of
 
     def check_model(*given: Any, **more: Any) -> None:
@@ -101,8 +104,8 @@ def alone(rank: int, world: int, groups: list[list[int]]) -> Iterator[None]:
         for where, name, instead in (
             (dist, "new_group", new_group),
             (dist.distributed_c10d, "new_group", new_group),
-            (dist, "all_gather_object", gathered),
-            (dist, "gather_object", collected),
+            (dist, "all_gather_object", _gathered),
+            (dist, "gather_object", _collected),
             (dist, "broadcast_object_list", lambda *given, **more: None),
             (Ranks, "device_mesh", device_mesh),
             (stages, "holders", holders),

@@ -17,7 +17,7 @@ import autopar
 from autopar.nouns.errors import UserError
 from autopar.runtime.jax.parallel import placed
 from autopar.runtime.jax.processes import owned
-from autopar.runtime.jax.trainer import stored
+from autopar.runtime.jax.stored import stored
 from tests.plans import cluster
 
 Tree = Any

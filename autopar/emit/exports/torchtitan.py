@@ -45,7 +45,6 @@ CHECKPOINTING = {"none": "None", "selective": "SelectiveAC.Config()", "full": "F
 
 def export(setup: Setup) -> Export:
     """Raises `Refused`."""
-    x = setup.layout
     refuse_beyond(NAME, _limits(setup))
     model, known = models.named(setup, MODELS, "llama3.llama3_debugmodel")
     family, recipe = model.split(".")
@@ -53,27 +52,6 @@ def export(setup: Setup) -> Export:
     left_out = _left_out(
         setup, models.stand_in(known, recipe, f"a recipe of your model{in_words(setup)}")
     )
-    reshard = "always" if x.zero == 3 else "never"
-    local = x.microbatch * (x.microbatches if x.pp > 1 else 1)
-    lines = [
-        f"    p.data_parallel_replicate_degree = {x.dp_replicate}",
-        f"    p.data_parallel_shard_degree = {x.dp_shard}",
-        f"    p.tensor_parallel_degree = {x.tp}",
-        f"    p.enable_sequence_parallel = {x.sequence_parallel and x.tp > 1}",
-        f"    p.context_parallel_degree = {x.cp}",
-        f"    p.expert_parallel_degree = {x.ep}",
-        f'    p.fsdp_reshard_after_forward = "{reshard}"',
-        *_pipeline(setup),
-        f"    t.local_batch_size = {local}",
-        f"    t.global_batch_size = {x.global_batch}",
-        *([f"    t.seq_len = {setup.sequence}"] if setup.sequence else []),
-        *([f"    t.max_norm = {setup.clip_norm or 'math.inf'}"] if setup.trains else []),
-        *(['    t.dtype = "bfloat16"  # no float32 masters'] if _narrow(setup) else []),
-        f'    t.mixed_precision_param = "{setup.precision}"',
-        *(["    t.disable_cuda_graphs = True"] if x.pp > 1 or x.ep > 1 else []),
-        f"    c.activation_checkpoint = {CHECKPOINTING[way]}",
-        *_optimizer(setup),
-    ]
     imports = [
         f"from torchtitan.models.{family}.config_registry import {recipe}",
         "from torchtitan.trainer import Trainer",
@@ -94,7 +72,7 @@ def export(setup: Setup) -> Export:
             "def run() -> Trainer.Config:",
             f"    c = {recipe}()",
             "    p, t = c.parallelism, c.training",
-            *lines,
+            *_settings(setup, way),
             "    return c",
         ]
     )
@@ -104,6 +82,32 @@ def export(setup: Setup) -> Export:
         "--module autopar_recipe --config run"
     )
     return Export({"autopar_recipe.py": body + "\n"}, left_out, start)
+
+
+def _settings(setup: Setup, way: str) -> list[str]:
+    """The fields of the recipe that a layout sets."""
+    x = setup.layout
+    reshard = "always" if x.zero == 3 else "never"
+    local = x.microbatch * (x.microbatches if x.pp > 1 else 1)
+    return [
+        f"    p.data_parallel_replicate_degree = {x.dp_replicate}",
+        f"    p.data_parallel_shard_degree = {x.dp_shard}",
+        f"    p.tensor_parallel_degree = {x.tp}",
+        f"    p.enable_sequence_parallel = {x.sequence_parallel and x.tp > 1}",
+        f"    p.context_parallel_degree = {x.cp}",
+        f"    p.expert_parallel_degree = {x.ep}",
+        f'    p.fsdp_reshard_after_forward = "{reshard}"',
+        *_pipeline(setup),
+        f"    t.local_batch_size = {local}",
+        f"    t.global_batch_size = {x.global_batch}",
+        *([f"    t.seq_len = {setup.sequence}"] if setup.sequence else []),
+        *([f"    t.max_norm = {setup.clip_norm or 'math.inf'}"] if setup.trains else []),
+        *(['    t.dtype = "bfloat16"  # no float32 masters'] if _narrow(setup) else []),
+        f'    t.mixed_precision_param = "{setup.precision}"',
+        *(["    t.disable_cuda_graphs = True"] if x.pp > 1 or x.ep > 1 else []),
+        f"    c.activation_checkpoint = {CHECKPOINTING[way]}",
+        *_optimizer(setup),
+    ]
 
 
 def _left_out(setup: Setup, model: str) -> tuple[str, ...]:

@@ -266,6 +266,21 @@ def _update(how: How) -> list[str]:
     return [*head.lines, *lines.lines]
 
 
+_COMMAND_LINE = (
+    'if __name__ == "__main__":',
+    "    parser = argparse.ArgumentParser()",
+    '    parser.add_argument("--steps", type=int, default=10)',
+    '    parser.add_argument("--save", type=Path, help="folder, where it goes on from, too")',
+    '    parser.add_argument("--every", type=int, default=1000, help="steps between saves")',
+    '    parser.add_argument("--distributed", action="store_true", help="of many processes")',
+    "    arguments = parser.parse_args()",
+    "    if arguments.distributed:",
+    "        jax.distributed.initialize()  # Slurm, TPU pods and the like say who is there",
+    "        leave_at_once()  # should it fail: others wait for its part of collectives",
+    "    main(arguments.steps, arguments.save, arguments.every)",
+)
+
+
 def _main(how: How) -> list[str]:
     given = "workload" + ", model.STACKS" * how.stacks
     start = f"initial_parameters({given})"
@@ -315,15 +330,5 @@ def _main(how: How) -> list[str]:
         ),
         "",
         "",
-        'if __name__ == "__main__":',
-        "    parser = argparse.ArgumentParser()",
-        '    parser.add_argument("--steps", type=int, default=10)',
-        '    parser.add_argument("--save", type=Path, help="folder, where it goes on from, too")',
-        '    parser.add_argument("--every", type=int, default=1000, help="steps between saves")',
-        '    parser.add_argument("--distributed", action="store_true", help="of many processes")',
-        "    arguments = parser.parse_args()",
-        "    if arguments.distributed:",
-        "        jax.distributed.initialize()  # Slurm, TPU pods and the like say who is there",
-        "        leave_at_once()  # should it fail: others wait for its part of collectives",
-        "    main(arguments.steps, arguments.save, arguments.every)",
+        *_COMMAND_LINE,
     ]

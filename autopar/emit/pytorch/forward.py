@@ -6,7 +6,6 @@ most the weight of two heavy ops (`LIMIT`). Collectives always are statements of
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -15,19 +14,19 @@ from autopar.emit.names import identifier, preferred
 from autopar.emit.pytorch.bias import FUSED
 from autopar.emit.pytorch.expressions import expression
 from autopar.emit.pytorch.loops import MANY, Loop, find_loops, single
+from autopar.emit.pytorch.operands import Operands
 from autopar.emit.pytorch.pieces import IN_PIECES
 from autopar.emit.pytorch.reading import count_uses, interface
 from autopar.emit.pytorch.rounds import print_calls
 from autopar.emit.pytorch.scopes import Scope
 from autopar.emit.pytorch.site import HEAVY, LIGHT, Site
-from autopar.emit.pytorch.values import SPELLED, Surroundings, Values, bound
-from autopar.emit.text import ATOM, COLUMNS, Expr, variable
+from autopar.emit.pytorch.values import SPELLED, Surroundings
+from autopar.emit.text import ATOM, COLUMNS, Expr
 from autopar.lowering.issued import last_moves
 from autopar.lowering.lowered import LoweredOp, Operand
 from autopar.lowering.precision import OWN_CASTS
 from autopar.nouns.kinds import CROSS_ENTROPIES
 from autopar.nouns.plan import key
-from autopar.rules.resharding import Step
 
 LIMIT = 2 * HEAVY + LIGHT
 LONGEST = 72  # columns of an expression that is written inside another one
@@ -40,10 +39,7 @@ SHOWN = frozenset(
 ) | {IN_PIECES}
 
 
-Cut = tuple[str, tuple[Step, ...]]
-
-
-class Forward(Values):
+class Forward(Operands):
     """Prints the items of one scope into ``lines``; `returned` is the text after ``return``."""
 
     def __init__(
@@ -59,18 +55,11 @@ class Forward(Values):
         ``root``: the scope is a whole graph, not a part of one.
         """
         items = find_loops(scope.items, around.lowered)
-        super().__init__(around, count_uses(items, outputs, around.lowered))
+        printed = [i for i in items if isinstance(i, LoweredOp) and i.op.kind != "block"]
+        super().__init__(around, count_uses(items, outputs, around.lowered), printed)
         self.items = items
         self.outputs = outputs
         self.path = scope.path
-        self.cuts: dict[Cut, str] = {}  # variables of pieces that others want too
-        self.wanted_cuts = Counter(
-            (o.name, o.steps)
-            for item in items
-            if isinstance(item, LoweredOp) and item.op.kind != "block"
-            for o in item.operands
-            if o.steps and _moves_nothing(o)
-        )
         self.last_moves = last_moves(around.lowered)
         self.root = root
         self.returned_comment = ""
@@ -111,7 +100,7 @@ class Forward(Values):
         waiting = [o.name for o in self.outputs if o.name in self.pending]
         while len(waiting) > 1 and sum(len(self.pending[n].text) for n in waiting) > LONGEST:
             self.flush(waiting.pop())
-        results = [self._operand(o) for o in self.outputs]
+        results = [self.operand(o) for o in self.outputs]
         text = ", ".join(e.text for e in results)
         if self.last and len(results) == 1 and self.last[0] == text and not self.around.probes:
             # ``x = f(x)`` and ``return x`` are one line.
@@ -126,36 +115,6 @@ class Forward(Values):
                 return expr
         return text
 
-    # -- operands ----------------------------------------------------------------------------------
-
-    def _operand(self, operand: Operand) -> Expr:
-        """The expression of an operand; its steps are printed, or found printed before."""
-        token = self.token()
-        cut = (operand.name, operand.steps)
-        if cut in self.cuts:
-            self.variables.hold((self.cuts[cut],), token)
-            if operand.name in self.uses:  # else a buffer, which every reader reads anew
-                self.read(operand.name)
-            self._keep_cut(operand, self.cuts[cut])
-            return variable(self.cuts[cut])
-        expr = self.source(operand.name, token)
-        if operand.steps:
-            expr = self.steps(
-                expr, operand.name, operand.steps, self.tensor(operand.name).shared, token
-            )
-            self._keep_cut(operand, expr.text)
-        return expr
-
-    def _keep_cut(self, operand: Operand, var: str) -> None:
-        """A piece without a gradient is cut once for all who want the same."""
-        cut = (operand.name, operand.steps)
-        self.wanted_cuts[cut] = self.wanted_cuts.get(cut, 0) - 1
-        if self.wanted_cuts[cut] > 0:
-            self.cuts[cut] = var
-            self.variables.hold((var,), f"cut {cut}")
-        elif cut in self.cuts:
-            self.variables.release(f"cut {cut}")
-
     # -- ops ---------------------------------------------------------------------------------------
 
     def _op(self, op: LoweredOp) -> None:
@@ -169,7 +128,7 @@ class Forward(Values):
         stream = self._stream(op)
         if stream is not None and stream.name in self.pending:
             self.flush(stream.name)
-        args = [self._operand(o) for o in op.operands]
+        args = [self.operand(o) for o in op.operands]
         if stream is not None:
             like = args[op.operands.index(stream)].text
             for i, operand in enumerate(op.operands):
@@ -183,7 +142,7 @@ class Forward(Values):
         name, given = op.op.name, op.operands[1]
         if given.name in self.pending and (given.steps or self._size(given.name)[1] > LONGEST - 20):
             self.flush(given.name)
-        value = self._operand(given)
+        value = self.operand(given)
         owner, _, buffer = self.around.attribute(op.op.inputs[0]).rpartition(".")
         text = f"carry({owner}, {buffer}={value.text})"
         self.end_statement()
@@ -221,23 +180,13 @@ class Forward(Values):
 
     def _width(self, op: LoweredOp) -> int:
         """Columns of the statement with everything that is pending written into it."""
-        args = [self._seen(o) for o in op.operands]
+        args = [self.seen(o) for o in op.operands]
         bias = args.pop() if op.op.attrs.get(FUSED) else None
         text = expression(self._site(op, args, bias)).text
         if any(o.name == op.op.name for o in self.outputs) or op.op.kind in CROSS_ENTROPIES:
             return len(f"return {text}")
         targets = [self._hint(op, name) or "values" for name in op.op.outputs]
         return len(f"{', '.join(targets)} = {text}")
-
-    def _seen(self, operand: Operand) -> Expr:
-        """What an operand would read as, nothing printed."""
-        name = operand.name
-        if name in self.pending:
-            return self.pending[name]
-        if name in self.bound:
-            return bound(self.bound[name])
-        text = self.around.attribute(name)
-        return Expr(text if self.tensor(name).tensor.role == "buffer" else f"local({text})")
 
     def _site(self, op: LoweredOp, args: Sequence[Expr], bias: Expr | None) -> Site:
         count = self.around.counts.get(op.op.name, "")
@@ -374,13 +323,6 @@ class Forward(Values):
             self.named(name, var)
             picked.append(var)
         self.assign(", ".join(picked), text)
-
-
-def _moves_nothing(operand: Operand) -> bool:
-    """Whether the steps before an operand take pieces of it, forward and backward for free."""
-    return not operand.differentiable and all(
-        step.source.kind in "RD" and step.target.kind == "S" for step in operand.steps
-    )
 
 
 def _needs_counts(scope: Scope, around: Surroundings) -> bool:

@@ -216,8 +216,13 @@ def _replaced(draft: Draft, run: Sequence[_Layer], prefix: str) -> Draft:
         "instances": tuple(f"{base}{layer.index}" for layer in run),
     }
     call = Node("scan", tuple(operands), last.outputs, attrs, first.nodes[0].source)
+    return _in_place(draft, run, call)
+
+
+def _in_place(draft: Draft, run: Sequence[_Layer], call: Node) -> Draft:
+    """``draft`` with ``call`` where the layers of ``run`` were."""
     gone = {n for layer in run for n in layer.nodes}
-    place = draft.nodes.index(last.nodes[-1])
+    place = draft.nodes.index(run[-1].nodes[-1])
     before = [n for n in draft.nodes[: place + 1] if n not in gone]
     after = [n for n in draft.nodes[place + 1 :] if n not in gone]
     own = set(call.outputs)

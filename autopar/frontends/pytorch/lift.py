@@ -15,16 +15,14 @@ from torch import fx
 
 from autopar.frontends.pytorch import autocast, ir
 from autopar.frontends.pytorch.aten import lift_call, written_through
-from autopar.frontends.pytorch.aten_complex import real_view
-from autopar.frontends.pytorch.calls import NotAlike
 from autopar.frontends.pytorch.carried import carry, settle
 from autopar.frontends.pytorch.errors import MutationError, UnsupportedOpError
 from autopar.frontends.pytorch.gates import gate_steps
 from autopar.frontends.pytorch.ir import Value
 from autopar.frontends.pytorch.lifter import ASSIGNED, Lifter, is_inplace, viewed
 from autopar.frontends.pytorch.limits import hold_limits, is_limit
+from autopar.frontends.pytorch.model_tensors import model_tensor
 from autopar.frontends.pytorch.noting import Sources
-from autopar.frontends.pytorch.recording import answered
 from autopar.frontends.pytorch.skipped_check import Skips
 from autopar.frontends.pytorch.trace import Trace
 from autopar.frontends.pytorch.writes import (
@@ -117,53 +115,13 @@ class _Walk(Lifter):
 
     def _hold(self, node: fx.Node) -> None:
         """A ``get_attr`` node holds the tensor that it names, as the first that names it does."""
-        self.env[node] = held = self._held(node)
+        self.env[node] = held = model_tensor(self, node)
         first = self.first.setdefault(held, node)
         if first is not node:
             self.views[node] = first
             self.version[node] = 0
         elif held.role == "buffer":
             self.buffers[node] = held
-
-    def _held(self, node: fx.Node) -> Value:
-        """The parameter, buffer or constant that a ``get_attr`` node names."""
-        tensor = operator.attrgetter(str(node.target))(self.trace.root)
-        if isinstance(tensor, torch.Generator):
-            raise UnsupportedOpError(
-                f"{self.source}: random numbers from a generator of their own, whose state is no "
-                "part of a program: draw them without generator=, or give them in the batch"
-            )
-        known = self.values.get(id(tensor))
-        if known is not None:
-            return known
-        named = self.trace.named.get(id(tensor))
-        value = ir.like(tensor)
-        if named is not None:
-            value.role = "parameter" if named.role == "parameter" else "buffer"
-            value.name = named.name
-            value.trainable = tensor.requires_grad
-            if tensor.is_complex() and value.role == "buffer":
-                value.shape, value.dtype = tuple(tensor.shape), ir.dtype_name(tensor.dtype)
-                value = real_view(self, value)
-        else:
-            answer = answered(tensor)
-            if answer is not None:
-                why = "a tensor of the layer is used outside without being returned"
-                raise NotAlike(answer[0], why, leaked=answer[1])
-            real = getattr(tensor, "constant", tensor)
-            if real is None:
-                raise UnsupportedOpError(
-                    f"{self.source}: a tensor made outside the model and the batch is used, or one "
-                    "is read by .data: register it as a buffer, and write .detach() for .data"
-                )
-            if real.is_complex():
-                real = torch.view_as_real(real.resolve_conj())
-            data = real.detach().to(torch.float64 if real.dtype.is_floating_point else real.dtype)
-            value = self.emit(
-                "constant", [], value.shape, value.dtype, value=data.tolist(), dtype=value.dtype
-            )
-        self.values[id(tensor)] = value
-        return value
 
     # -- calls ------------------------------------------------------------------------------------
 

@@ -77,6 +77,24 @@ class Trace:
     dense: tuple[str, ...] = ()
 
 
+@contextmanager
+def _as_a_trace_takes_it(model: nn.Module) -> Iterator[None]:
+    """Inside, a forward computes what it does elsewhere, in ops that can be lifted; what a graph
+    cannot say is refused."""
+    with ExitStack() as stack:
+        stack.enter_context(idle_conversions())
+        stack.enter_context(kept_ctc_losses())
+        stack.enter_context(hooks_refused())
+        stack.enter_context(seeds_refused())
+        stack.enter_context(inner_gradients_refused())
+        stack.enter_context(autocast_of_devices_refused())
+        stack.enter_context(numbers_stay_tensors(model))
+        stack.enter_context(_masks_unread())
+        stack.enter_context(mask_functions_broadcast())
+        stack.enter_context(quiet_fake_tensors())
+        yield
+
+
 def take_trace(built: Built, repeats: Repeats) -> Trace:
     """Traces the forward once, repeated layers once each.
 
@@ -110,16 +128,7 @@ def take_trace(built: Built, repeats: Repeats) -> Trace:
         stack.enter_context(kept_functions(functions, built.mode, calls))
         stack.enter_context(kept_experts(experts, model, built.mode, calls))
         dense = stack.enter_context(known_forwards(model))
-        stack.enter_context(idle_conversions())
-        stack.enter_context(kept_ctc_losses())
-        stack.enter_context(hooks_refused())
-        stack.enter_context(seeds_refused())
-        stack.enter_context(inner_gradients_refused())
-        stack.enter_context(autocast_of_devices_refused())
-        stack.enter_context(numbers_stay_tensors(model))
-        stack.enter_context(_masks_unread())
-        stack.enter_context(mask_functions_broadcast())
-        stack.enter_context(quiet_fake_tensors())
+        stack.enter_context(_as_a_trace_takes_it(model))
         stack.enter_context(built.mode)
         try:
             traced = make_fx(run, pre_dispatch=True)(*built.batch.values())

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from autopar.nouns.axes import CONTEXT, PIPELINE, REPLICATE, SECOND_TENSOR, SHARD, TENSOR
+from autopar.nouns.axes import CONTEXT, OUTER, PIPELINE, REPLICATE, SECOND_TENSOR, SHARD, TENSOR
 from autopar.nouns.expert_placement import IN_ORDER
 from autopar.nouns.grammar import WORDS, Grammar, along_sequences, pairs_of
 from autopar.nouns.layout import (
@@ -41,6 +41,50 @@ GRAMMAR = Grammar(
 )
 _NAMED_FIRST = (TENSOR, CONTEXT, PIPELINE, REPLICATE)
 """`SHARD` takes what these leave."""
+_OFF = (None, "", 0)
+_NOT_OF_FIGURES: Sequence[tuple[Sequence[str], Sequence[object], str]] = (
+    (("offload",), (None, OFFLOAD[0]),
+     "layouts of architecture figures keep the optimizer's state on devices so far; `autopar plan` "
+     "prices it in host memory, of a model and without sequence_parallel"),
+    ((SECOND_TENSOR,), (None, 1),
+     "layouts of architecture figures split tensors over tp alone so far; say tp alone, or give "
+     "`autopar plan` a model"),
+    ((OUTER,), (None, 1),
+     "keys and values pass around one ring in layouts of architecture figures so far; leave it "
+     "out, or give `autopar plan` a model"),
+    ((BUCKET, REDUCE, ALL_REDUCE), _OFF,
+     "layouts of architecture figures have the buckets, dtypes and all-reduces of their software; "
+     f"leave {BUCKET}, {REDUCE} and {ALL_REDUCE} out, or give `autopar plan` a model"),
+    ((EXPERT_PIECES,), (None, 1),
+     "layouts of architecture figures have tokens travel at once; leave it out, or give a model in "
+     "place of --arch"),
+    ((EXPERT_PLACEMENT,), (None, IN_ORDER),
+     "of architecture figures nobody knows the rows of each expert; leave it out, or give a model "
+     "in place of --arch"),
+    ((SEQ_SLICES,), (None, 1),
+     "layouts of architecture figures pass whole sequences from stage to stage; leave it out, or "
+     "give a model in place of --arch"),
+    ((PIECES,), (None, 1),
+     "layouts of architecture figures overlap as their software does; leave it out, or give "
+     "`autopar plan` a model"),
+    ((CHUNKS,), _OFF,
+     "layouts of architecture figures make logits whole; leave it out, or give `autopar plan` a "
+     "model"),
+    ((MLP_CHUNKS,), _OFF,
+     "layouts of architecture figures run MLPs at once; leave it out, or give `autopar plan` a "
+     "model"),
+    ((PREFETCH,), (None,),
+     "layouts of architecture figures gather as their software does; leave it out, or give "
+     "`autopar plan` a model"),
+    ((PRECISION,), (None,),
+     "layouts of architecture figures compute all layers alike; say `--precision fp8` to "
+     "`estimate`, or give `autopar plan` a model"),
+    ((ATTENTION_BY, KERNELS), _OFF,
+     "layouts of architecture figures run by the kernels of their software "
+     f"(`--software attention=...`); leave {ATTENTION_BY} and {KERNELS} out, or give "
+     "`autopar plan` a model"),
+)  # fmt: skip
+"""Of pins: their names, the values that pin nothing, and why figures have no others."""
 
 
 def parse_pins(texts: Iterable[str]) -> Pins:
@@ -51,74 +95,10 @@ def parse_pins(texts: Iterable[str]) -> Pins:
 def read_pins(pairs: Mapping[str, str]) -> Pins:
     """Of ``{"tp": "8"}``. Raises `LayoutError`."""
     pins = GRAMMAR.read(pairs)
-    if pins.offload not in (None, OFFLOAD[0]):
-        raise LayoutError(
-            f"--fix offload={pins.offload}: layouts of architecture figures keep the optimizer's "
-            "state on devices so far; `autopar plan` prices it in host memory, of a model and "
-            "without sequence_parallel"
-        )
-    if pins.tp2 not in (None, 1):
-        raise LayoutError(
-            f"--fix tp2={pins.tp2}: layouts of architecture figures split tensors over tp alone so "
-            "far; say tp alone, or give `autopar plan` a model"
-        )
-    if pins.cp_outer not in (None, 1):
-        raise LayoutError(
-            f"--fix cp_outer={pins.cp_outer}: keys and values pass around one ring in layouts of "
-            "architecture figures so far; leave it out, or give `autopar plan` a model"
-        )
-    if pins.bucket or pins.reduce or pins.all_reduce:
-        raise LayoutError(
-            f"--fix {pins}: layouts of architecture figures have the buckets, dtypes and "
-            f"all-reduces of their software; leave {BUCKET}, {REDUCE} and {ALL_REDUCE} out, or "
-            "give `autopar plan` a model"
-        )
-    if pins.expert_pieces not in (None, 1):
-        raise LayoutError(
-            f"--fix {EXPERT_PIECES}={pins.expert_pieces}: layouts of architecture figures have "
-            "tokens travel at once; leave it out, or give a model in place of --arch"
-        )
-    if pins.expert_placement not in (None, IN_ORDER):
-        raise LayoutError(
-            f"--fix {EXPERT_PLACEMENT}={pins.expert_placement}: of architecture figures nobody "
-            "knows the rows of each expert; leave it out, or give a model in place of --arch"
-        )
-    if pins.seq_slices not in (None, 1):
-        raise LayoutError(
-            f"--fix {SEQ_SLICES}={pins.seq_slices}: layouts of architecture figures pass whole "
-            "sequences from stage to stage; leave it out, or give a model in place of --arch"
-        )
-    if pins.tp_pieces not in (None, 1):
-        raise LayoutError(
-            f"--fix {PIECES}={pins.tp_pieces}: layouts of architecture figures overlap as their "
-            "software does; leave it out, or give `autopar plan` a model"
-        )
-    if pins.loss_chunks:
-        raise LayoutError(
-            f"--fix {CHUNKS}={pins.loss_chunks}: layouts of architecture figures make "
-            "logits whole; leave it out, or give `autopar plan` a model"
-        )
-    if pins.mlp_chunks:
-        raise LayoutError(
-            f"--fix {MLP_CHUNKS}={pins.mlp_chunks}: layouts of architecture figures run MLPs at "
-            "once; leave it out, or give `autopar plan` a model"
-        )
-    if pins.prefetch is not None:
-        raise LayoutError(
-            f"--fix {PREFETCH}={pins.prefetch}: layouts of architecture figures gather as their "
-            "software does; leave it out, or give `autopar plan` a model"
-        )
-    if pins.precision is not None:
-        raise LayoutError(
-            f"--fix {PRECISION}={pins.precision}: layouts of architecture figures compute "
-            "all layers alike; say `--precision fp8` to `estimate`, or give `autopar plan` a model"
-        )
-    if pins.attention or pins.kernels:
-        raise LayoutError(
-            f"--fix {pins}: layouts of architecture figures run by the kernels of their software "
-            "(`--software attention=...`); leave "
-            f"{ATTENTION_BY} and {KERNELS} out, or give `autopar plan` a model"
-        )
+    for names, unpinned, why in _NOT_OF_FIGURES:
+        if any(getattr(pins, name) not in unpinned for name in names):
+            asked = f"{names[0]}={getattr(pins, names[0])}" if len(names) == 1 else str(pins)
+            raise LayoutError(f"--fix {asked}: {why}")
     return along_sequences(pins).without("offload", *OF_PROGRAMS, RING_RANKS, SECOND_TENSOR)
 
 

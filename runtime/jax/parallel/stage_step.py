@@ -1,8 +1,4 @@
-"""What the devices of one stage run: a microbatch forward and back, and what ends a step.
-
-What goes from one call to another, or to another stage, are the pieces of devices (`pieces`): a
-partial sum, or a copy on each device, travels as it is.
-"""
+"""What the devices of one stage run: a microbatch forward and back, and what ends a step."""
 
 from __future__ import annotations
 

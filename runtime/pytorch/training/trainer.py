@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -12,19 +11,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from autopar.frontends.pytorch.build import build_model
 from autopar.nouns.batch import BatchEntry
 from autopar.nouns.prediction import Prediction
 from autopar.nouns.workload import Workload
-from autopar.runtime.pytorch.agreement import of_first
-from autopar.runtime.pytorch.batches import Batch, Comparison, compare_batches
-from autopar.runtime.pytorch.checkpoint import HalfLoaded
+from autopar.runtime.pytorch.batches import Batch, Comparison
 from autopar.runtime.pytorch.checkpoint_pieces import Piece
 from autopar.runtime.pytorch.gradients import add_gradients, gradients_of, total_norm
 from autopar.runtime.pytorch.held import Held
 from autopar.runtime.pytorch.initialize import Target, seed_draws
 from autopar.runtime.pytorch.loader import Loader
-from autopar.runtime.pytorch.local_batches import LocalComparison, compare_local
+from autopar.runtime.pytorch.local_batches import LocalComparison
 from autopar.runtime.pytorch.loss_scale import LossScale
 from autopar.runtime.pytorch.metrics import Metrics, OnStep, measured
 from autopar.runtime.pytorch.offload import check_streams
@@ -32,35 +28,20 @@ from autopar.runtime.pytorch.optimizer import make_optimizer
 from autopar.runtime.pytorch.parameters import running
 from autopar.runtime.pytorch.phases import Stopwatch
 from autopar.runtime.pytorch.pipeline.stages import Stages
-from autopar.runtime.pytorch.portions import LocalBatch, rows_of
+from autopar.runtime.pytorch.portions import LocalBatch
 from autopar.runtime.pytorch.predict import Asked, asked, result
 from autopar.runtime.pytorch.ranks import Ranks
-from autopar.runtime.pytorch.saved_names import parts_of
 from autopar.runtime.pytorch.sizes import Sizes
 from autopar.runtime.pytorch.storage import Storage
+from autopar.runtime.pytorch.training.batches import Batches
+from autopar.runtime.pytorch.training.checkpoints import Checkpoints
 from autopar.runtime.pytorch.training.evaluate import loss_of
+from autopar.runtime.pytorch.training.pretrained import load_pretrained, save_pretrained
 from autopar.runtime.pytorch.training.program import Program, train_of
 from autopar.runtime.pytorch.training.state import State
-from autopar.runtime.pytorch.weights import aliases_of, load_weights, save_weights
-from autopar.runtime.shared.keeping import Keeping
-from autopar.runtime.shared.kept_checkpoints import (
-    candidates,
-    drop_old,
-    load_first_whole,
-    of_step,
-    set_aside,
-    something_kept,
-)
-from autopar.runtime.shared.planned_batch import check_batch, check_planned
-from autopar.runtime.shared.settings import ProgramError
-from autopar.runtime.shared.stopping import Stopping
 
 Fill = Callable[[Mapping[str, Target]], object]
 """Writes the initial value of every parameter and buffer, by name, into its target."""
-
-
-COMPARED_EVERY = 100
-"""Steps between comparisons of what lies on an accelerator, which wait for it."""
 
 
 class Trainer:
@@ -76,7 +57,7 @@ class Trainer:
         fill: Fill,
         ranks: Ranks | None = None,
         lift: torch.dtype | None = None,
-        planned: Iterable[BatchEntry] | None = None,
+        planned: Sequence[BatchEntry] | None = None,
         folder: Path | None = None,
         optimizer: Callable[[list[Held]], torch.optim.Optimizer] | None = None,
     ) -> None:
@@ -84,14 +65,11 @@ class Trainer:
         and compute (`runtime.verify.pytorch.verify` uses float64); ``planned`` is the global batch
         that every step takes, where it is known, and ``folder`` that of the plan;
         ``optimizer`` makes one over this rank's pieces, None: the workload's."""
-        self.planned = planned
         self.program = program
         self.workload = workload
         self.ranks = ranks or Ranks(program.mesh)
         self.settings = program.settings
         self.step_number = 0
-        self._checked = False
-        self._broken = ""
         self._tell: Callable[[str], None] = lambda doing: None
         self.metrics: Metrics | None = None
         self._lift = lift
@@ -113,13 +91,13 @@ class Trainer:
         self._on_step: list[OnStep] = []
         self._wants_norm = False
         self._asked: dict[str | None, Asked] = {}
-        self._stop, self._stopping = Stopping(), False
-        self._keeping: Keeping | None = None
+        self._checkpoints = Checkpoints(self.state, self.ranks)
         self._source: object = None
         seed_draws(workload, self.ranks)
         staged = program.model is None
         asked = self.ranks, self.settings, staged, lift
-        self._sizes = None if folder is None else Sizes(folder, *asked)
+        sizes = None if folder is None else Sizes(folder, *asked)
+        self._batches = Batches(self.ranks, planned, sizes)
 
     def _here(self) -> AbstractContextManager[None]:
         """Where the program is built and run: on this rank, in its precision."""
@@ -196,50 +174,26 @@ class Trainer:
         `OtherBatch` for a batch that was not planned for. Entries that lie on an accelerator
         already are compared in the first and in every hundredth step.
         """
-        self._check_whole()
+        self._checkpoints.check_whole()
         compared, batch = self._compared(batch, local)
-        if isinstance(batch, LocalBatch) or not (
-            self._sizes is None or self._sizes.is_planned(batch)
-        ):
+        if not self._batches.fits(batch):
             with self._here():
-                batch = self._any_size.for_training(batch)
-        elif self.planned is not None:
-            check_planned(batch, self.planned)
+                batch = self._batches.any_size.for_training(batch)
         before = gradients_of(self.held) if accumulate else {}
         self.watch.start()
         with self._here():
             loss: torch.Tensor = self.train.backward(self.storage, batch)
         add_gradients(self.held, before, weight)
-        self._stopping = self._stop.asked if compared is None else compared.finish()
+        checkpoints = self._checkpoints
+        checkpoints.stopping = checkpoints.asked if compared is None else compared.finish()
         self.watch.lap("exchange")
         return loss
-
-    def _check_whole(self) -> None:
-        """Raises `HalfLoaded` where a load or an update has broken off."""
-        if self._broken:
-            raise HalfLoaded(self._broken)
 
     def _compared(
         self, batch: Batch, local: bool
     ) -> tuple[Comparison | LocalComparison | None, Batch]:
-        """``batch``, as a local one if it is, on its way to be compared with that of others."""
-        check_batch(batch)
-        if local and not isinstance(batch, LocalBatch):
-            batch = LocalBatch(batch, rows_of(batch, self._any_size.entries))
-        everywhere = self.step_number % COMPARED_EVERY == 0 or not self._checked
-        self._checked = True
-        if self.ranks.world == 1:
-            return None, batch
-        asked = self._stop.asked
-        if isinstance(batch, LocalBatch):
-            return compare_local(batch, self.ranks, everywhere, asked), batch
-        return compare_batches(batch, everywhere, asked), batch
-
-    @property
-    def _any_size(self) -> Sizes:
-        if self._sizes is None:
-            raise ProgramError("batches of other sizes, or of one rank, need a plan's folder")
-        return self._sizes
+        asked = self._checkpoints.asked
+        return self._batches.compared(batch, local, self.step_number, asked)
 
     def evaluate(self, batch: Batch, local: bool = False) -> torch.Tensor:
         """The loss of ``batch`` as the model is now, without gradients or dropout; all ranks call.
@@ -250,7 +204,7 @@ class Trainer:
         """
         compared, batch = self._compared(batch, local)
         with self._here():
-            loss = loss_of(self.storage, self._any_size.for_evaluation(batch))
+            loss = loss_of(self.storage, self._batches.any_size.for_evaluation(batch))
         if compared is not None:
             compared.finish()
         return loss
@@ -267,11 +221,11 @@ class Trainer:
 
         The batch has all entries of the forward, labels too. Raises `NoResult`, and as `evaluate`.
         """
-        folder = self._any_size.folder
+        folder = self._batches.any_size.folder
         if of not in self._asked:
             self._asked[of] = asked(folder, self.workload, of)
         compared, batch = self._compared(batch, local)
-        cut = self._any_size.for_evaluation(batch)
+        cut = self._batches.any_size.for_evaluation(batch)
         with self._here():
             made = result(
                 lambda: loss_of(self.storage, cut),
@@ -291,7 +245,7 @@ class Trainer:
         try:
             norm: torch.Tensor | None = self.train.update(self.storage, self.optimizer)
         except BaseException as error:  # Ctrl-C too
-            self._broken = (
+            self._checkpoints.broken = (
                 f"the update of step {self.step_number} broke off ({type(error).__name__}): some "
                 "weights and state are of the step before it; load a checkpoint"
             )
@@ -321,7 +275,7 @@ class Trainer:
 
         ``batch_size``: samples of all ranks together; None: as planned.
         """
-        samples = self._any_size.samples if batch_size is None else batch_size
+        samples = self._batches.any_size.samples if batch_size is None else batch_size
         width = self.data_size
         made = Loader(dataset, samples, self.data_rank, width, between=self._between, **options)
         self.state.loaders.append(made)
@@ -340,11 +294,7 @@ class Trainer:
         ``keep`` it goes to ``folder/step-N``, and the oldest are removed so that so many are left.
         Without ``wait`` it is written beside the next steps, from a copy.
         """
-        self._check_whole()
-        target = Path(folder) if keep is None else of_step(folder, self.step_number)
-        self.state.save(target, self.step_number, wait)
-        if keep is not None and self.ranks.rank == 0:
-            drop_old(folder, keep)
+        self._checkpoints.save(folder, self.step_number, keep, wait)
 
     def load(self, folder: str | Path) -> None:
         """The inverse of `save`, from any plan; of a folder of several the newest that is whole: it
@@ -354,22 +304,7 @@ class Trainer:
 
         Random numbers go on where they stopped where the number of ranks is the same.
         """
-        self._load(folder)
-
-    def _load(self, folder: str | Path) -> list[Path]:
-        """`load`; what was passed over."""
-        try:
-            paths = of_first(candidates(folder))
-            self.step_number, passed = load_first_whole(paths, self.state.load, self._say_once)
-        except HalfLoaded as error:
-            self._broken = str(error)
-            raise
-        self._broken = ""
-        return passed
-
-    def _say_once(self, text: str) -> None:
-        if self.ranks.rank == 0:
-            print(f"autopar: {text}", file=sys.stderr, flush=True)
+        self.step_number, _ = self._checkpoints.load(folder)
 
     def keep_checkpoints(self, folder: str | Path, every: int = 0, keep: int = 2) -> None:
         """Goes on from the newest checkpoint in ``folder``, if there is one, and from now on saves
@@ -381,46 +316,29 @@ class Trainer:
         behind a step, such as that of its schedule, is done then. A damaged newest one is told and
         set aside, and the one before is taken.
         """
-        if of_first(something_kept(folder)):
-            passed = self._load(folder)
-            if self.ranks.rank == 0:
-                set_aside(passed)
-        self._stop.listen()
-        self._keeping = Keeping(Path(folder), every, keep, self.step_number)
+        newest = self._checkpoints.newest(folder)
+        if newest is not None:
+            self.step_number = newest
+        self._checkpoints.keep(folder, every, keep, self.step_number)
 
     def _between(self, loader: Loader | None) -> None:
         """Saves if it is time to, see `keep_checkpoints`; behind each step, before the next batch
         is taken from the ``loader`` that the step's was from, or before the next step."""
         if loader is not None and loader is not self._source:
             return  # one of an evaluation behind the step, which is to be whole
-        keeping = self._keeping
-        if keeping is None or keeping.saved == self.step_number:
-            return
-        stopping, self._stopping = self._stopping, False
-        if stopping or keeping.due(self.step_number):
-            self.save(keeping.folder, keeping.keep)
-            keeping.saved = self.step_number
-        if stopping:
-            keeping.end(first=self.ranks.rank == 0)
+        self._checkpoints.save_if_due(self.step_number)
 
     def load_weights(self, folder: str | Path) -> None:
         """The model's weights from safetensors files, as ``save_pretrained`` writes them; each rank
         reads its own pieces. All ranks call; raises `WeightsError` before anything changes."""
-        pieces, buffers = self.state.weights()
-        model = build_model(self.workload)
-        load_weights(folder, pieces, aliases_of(model), frozenset(buffers), parts_of(model))
-        if isinstance(self.storage, Stages):
-            self.storage.copy_twins()
+        load_pretrained(folder, self.state, self.workload)
 
     def save_weights(self, folder: str | Path, config: Any = None) -> None:
         """The model's weights as files that ``from_pretrained`` reads, under the names that
         ``save_pretrained`` gives them; each rank writes its own pieces. All ranks call. ``config``:
         written too, `model.config`."""
-        parts = parts_of(build_model(self.workload))
-        self._check_whole()
-        save_weights(folder, self.state.weights()[0], parts=parts)
-        if config is not None and self.ranks.rank == 0:
-            config.save_pretrained(folder)
+        self._checkpoints.check_whole()
+        save_pretrained(folder, self.state, self.workload, config)
 
     def _pieces(self) -> dict[str, Piece]:
         return self.state.pieces(self.step_number)
