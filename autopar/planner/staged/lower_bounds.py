@@ -20,7 +20,11 @@ from autopar.planner.ask.candidates import Candidate, StateLayout, layouts, offl
 from autopar.planner.ask.question import Question
 from autopar.planner.solve.solved import state_of
 from autopar.planner.staged.pipeline_models import (
+    BACKWARD,
+    FORWARD,
+    INPUTS,
     ITSELF,
+    PASS,
     Likeness,
     Model,
     Models,
@@ -57,17 +61,21 @@ class LowerBounds:
         m, views = shape.candidate.passes, shape.views(self.question.cluster)
         model, alone = self.models.known(shape), self.models.alone
         if model is not None:
-            pace = model.pace(views, KEEP_ALL)
-            waited_s = model.pass_s - model.whole[KEEP_ALL].weights_s
+            pace, whole = model.pace(views, KEEP_ALL), model.whole[KEEP_ALL]
+            waited_s = model.pass_s - whole.weights_s
             least_s = max(m * model.pass_s / pace.ranks, waited_s / pace.fastest)
+            if pace == Pace(shape.pp, 1.0) and shape.candidate.slices == 1:
+                least_s = max(least_s, whole.forward_s + m * whole.backward_s / shape.pp)
             return least_s + self.update_s(shape, model)
         pace = Pace(shape.pp, 1.0) if alone is None else alone.pace(views, KEEP_ALL)
         return self.models.least_pass_s(shape) * max(m / pace.ranks, WAITED / pace.fastest)
 
     def core_s(self, core: Core, model: Model, like: Likeness = ITSELF) -> float:
-        """The most of: the work of the mean rank; what a microbatch waits for; and the work of the
-        mean rank with what it waits for before its first action and, where backward is whole, after
-        its last, which where each rank has one stage is known for the cut that is best for that."""
+        """The most of: the work of the mean rank; what a microbatch waits for; the work of the mean
+        rank with what it waits for before its first action and, where backward is whole, after its
+        last, which where each rank has one stage is known for the cut that is best for that; and
+        the backward work of the mean rank behind what its first waits for: all of one microbatch's
+        forward, and its way back through the stages behind the rank's."""
         whole, views = model.whole[core.lightest], core.shape.views(self.question.cluster)
         pace = model.pace(views, core.lightest)
         m, p = core.shape.candidate.passes, core.shape.pp
@@ -84,8 +92,13 @@ class LowerBounds:
         along = kind is not None and not kind.even_ranks and self.question.actions is None
         if along and pace == Pace(p, 1.0):
             # The first stage of rank r is stage r. Each stage before it has a unit at least.
-            waited_s = model.least_waits_s(core.lightest, p, not splits_backward)
+            waited_s = model.least_waits_s(core.lightest, p, FORWARD if splits_backward else PASS)
             least_s = max(least_s, (m * pass_s + waited_s * like.seconds) / p)
+        if pace == Pace(p, 1.0) and core.shape.candidate.slices == 1:
+            behind = INPUTS if splits_backward else BACKWARD
+            waited_s = model.least_waits_s(core.lightest, p, behind) if along else 0.0
+            after_s = (m * whole.backward_s + waited_s) / p
+            least_s = max(least_s, (whole.forward_s + after_s) * like.seconds)
         return least_s + self.update_s(core.shape, model)
 
     def update_s(self, shape: Shape, model: Model) -> float:
@@ -119,7 +132,8 @@ class LowerBounds:
 
     def leaner_s(self, core: Core, model: Model) -> float:
         """The same of a core whose ranks hold as little as other shardings may free, at no cost."""
-        freed = Likeness(freed=model.solved.squeezable)
+        flights = min(core.shape.candidate.passes, core.shape.pp)  # on the first rank, at most
+        freed = Likeness(freed=flights * model.solved.squeezable)
         _, work_s = self.fitting(core, model, [*self.shares(core, model, freed)])
         return max(self.core_s(core, model), work_s)
 

@@ -32,6 +32,11 @@ from autopar.pricing.stage_time import StageTime, stage_time
 from autopar.pricing.state import StateSharding
 
 
+Parts = tuple[int, ...]
+"""Of a microbatch in a unit: 0 forward, 1 the way back to its inputs, 2 gradients of weights."""
+FORWARD, INPUTS, BACKWARD, PASS = (0,), (1,), (1, 2), (0, 1, 2)
+
+
 @dataclass(frozen=True, slots=True)
 class Whole:
     """All of a model as one stage under a layout: bytes of its state; seconds that offloading some
@@ -65,7 +70,7 @@ class Model:
     )
     _plain: dict[tuple[Recompute, Cluster], Table] = field(default_factory=dict)
     _pass_s: dict[tuple[StateSharding, Recompute], float] = field(default_factory=dict)
-    _waits: dict[tuple[Recompute, bool], Table] = field(default_factory=dict)
+    _waits: dict[tuple[Recompute, Parts], Table] = field(default_factory=dict)
     _paces: dict[tuple[Recompute, tuple[Cluster, ...]], tuple[dict[Cluster, float], float]] = field(
         default_factory=dict
     )
@@ -132,15 +137,14 @@ class Model:
         speeds, fastest = self._paces[key]
         return Pace(float(sum(speeds[view] for view in views)), fastest)
 
-    def least_waits_s(self, recompute: Recompute, ranks: int, back: bool) -> float:
-        """Of all ranks together, what a microbatch takes at least through the first stages of the
-        ranks before each, forward or also ``back``: a stage takes no less than a unit of its own.
-        """
-        key = recompute, back
+    def least_waits_s(self, recompute: Recompute, ranks: int, parts: Parts) -> float:
+        """Of all ranks together, what these ``parts`` of a microbatch take at least in the first
+        stages of the ranks before each, or in the last of those behind: a stage takes no less than
+        a unit of its own."""
+        key = recompute, parts
         if key not in self._waits:
-            forward, inputs, weights = self._units_s(self.cuts.prices.cluster, recompute)
-            least = np.sort(forward + inputs + weights if back else forward)
-            self._waits[key] = least.cumsum().cumsum()
+            each = self._units_s(self.cuts.prices.cluster, recompute)
+            self._waits[key] = np.sort(each[list(parts)].sum(axis=0)).cumsum().cumsum()
         waits = self._waits[key]
         return float(waits[min(ranks - 1, len(waits)) - 1]) if ranks > 1 else 0.0
 

@@ -249,6 +249,11 @@ class Pipelines:
             bound_s = self._bounds.core_s(core, model)
             if bound_s >= now.best_s:
                 continue
+            try:
+                check_core(self.question, core, len(model.cuts.units))
+            except ScheduleError as error:
+                now = refuse(now, error)
+                continue
             if core.recompute not in shares:
                 shares[core.recompute] = [*self._bounds.shares(core, model)]
             needed, work_s = self._bounds.fitting(core, model, shares[core.recompute])
@@ -256,9 +261,8 @@ class Pipelines:
                 opened.append((max(bound_s, work_s), core))
             else:
                 self._too_big.append((needed, core))
-            if self._bounds.short(core, shares[core.recompute]):
-                lean_s = min(lean_s, bound_s)
-            elif shape.lean == FASTEST and work_s > SLOWED * bound_s:
+            crowded = self._bounds.short(core, shares[core.recompute])
+            if shape.lean == FASTEST and (crowded or work_s > SLOWED * bound_s):
                 lean_s = min(lean_s, self._bounds.leaner_s(core, model))
         if lean_s < now.best_s:
             self._crowded.add(shape)
