@@ -157,7 +157,9 @@ def summarise(
         labels_s=sum(prices.collective(c) for _, c in label_collectives(lowered)) / PICOSECONDS,
         loss_bytes=loss_bytes(lowered),
         packages=frozenset(_packages(lowered)),
-        xla=xla_lives(lowered, known.xla if known else None) if framework == "jax" else None,
+        xla=None
+        if framework != "jax"
+        else xla_lives(lowered, prices.cluster.device.kind == "tpu", known.xla if known else None),
         late=read_late(lowered),
         waiting={
             name: waiting_bytes(part) for name, part in {"": lowered, **lowered.blocks}.items()

@@ -19,6 +19,9 @@ from autopar.pricing.units.places import Places, moves
 from autopar.pricing.units.unit import Kind
 from autopar.pricing.units.walk import Life, Walk
 
+_FUSED = frozenset({"cross_entropy"})
+"""What a TPU's compiler fuses with what makes and reads the logits: it writes no wide copies of
+them (libtpu 0.0.52, `autopar plan --compile` of `benchmarks.jax_llama3`)."""
 _COSTLY = frozenset(kind for row in costly.TABLE for kind in row.kinds)
 
 
@@ -57,6 +60,8 @@ class XlaLives:
     given:      bytes of the largest result of the root's products.
     products:   elements of the root's parameters that products read, by kind.
     largest:    elements of the largest parameter of any layer, by kind.
+    is_eager:   whether the compiler is a TPU's: it reduces the gradient of a parameter right behind
+                the product that makes it, where a CPU's first has all of a step, and fuses more.
     """
 
     by_policy: Mapping[str, Moments]
@@ -66,9 +71,10 @@ class XlaLives:
     given: int
     products: Mapping[Kind, int]
     largest: Mapping[Kind, int]
+    is_eager: bool = False
 
 
-def xla_lives(lowered: Lowered, known: XlaLives | None = None) -> XlaLives:
+def xla_lives(lowered: Lowered, is_eager: bool, known: XlaLives | None = None) -> XlaLives:
     """One microbatch followed through the root and through one layer of each block; ``known``: of
     the model that ``lowered`` is a stage of."""
     root = Places(lowered)
@@ -79,7 +85,7 @@ def xla_lives(lowered: Lowered, known: XlaLives | None = None) -> XlaLives:
         bodies, entries = {name: known.bodies[name] for name in lowered.blocks}, known.entries
     pending = _pending_bytes(root, bodies)
     by_policy = {}
-    walk, inner = Walk.of(root), dict.fromkeys(bodies, Life(0, 0, ""))
+    walk, inner = Walk.of(root, _FUSED if is_eager else ()), dict.fromkeys(bodies, Life(0, 0, ""))
     for policy in policies("jax"):
         kept = {name: body.kept[policy] for name, body in bodies.items()}
         life = walk.life(inner, kept)
@@ -98,6 +104,7 @@ def xla_lives(lowered: Lowered, known: XlaLives | None = None) -> XlaLives:
         max((_given_bytes(op, lowered) for op, _ in _bound(root) if _is_product(op)), default=0),
         _in_products(lowered),
         _largest(lowered),
+        is_eager,
     )
 
 

@@ -4,7 +4,8 @@ A step's arguments (parameters, optimizer state, batch) are there all the time; 
 are one allocation as large as the worst moment of the step::
 
     loss      what all layers keep + the root's tensors and their gradients, logits among them
-    layers    what all layers keep + gradients + one layer's tensors, weights and gradients
+    layers    what all layers keep + gradients (of the root whole, unless the compiler reduces each
+              right behind its product) + one layer's tensors, weights and gradients
     update    gradients, before and after they are reduced + the pieces that the optimizer makes
 
 The layers of a block are a loop, so what they keep is stacked arrays that are there until it ends;
@@ -52,6 +53,8 @@ def xla_moments(
     # a product turns the gradient that came, in the place of what is kept where that can go
     turned = 0 if alone else lives.given
     head = _computed(lives.products, state) if made else 0
+    # several microbatches add up whole gradients of the root, which a loop over them ends with
+    eager = lives.is_eager and state.microbatches == 1
     return {
         "loss": moments.loss + turned + head + _stored(lives.products) + accumulated,
         "layers": moments.kept
@@ -59,7 +62,7 @@ def xla_moments(
         + (weights or cut)
         + max(map(_stored, numels), default=0)
         + _total(layers, state.gradient_bytes)
-        + _stored(root)  # reduced once the whole of it is there
+        + (_total([(root, 1)], state.gradient_bytes) if eager else _stored(root))
         + accumulated,
         "update": _update(every, state, gradients),
     }

@@ -14,7 +14,7 @@ from autopar.planner.ask.candidates import candidates
 from autopar.planner.ask.question import Question
 from autopar.planner.problem.solving import Solver
 from autopar.planner.staged.lower_bounds import LowerBounds
-from autopar.planner.staged.pipeline_models import Models
+from autopar.planner.staged.pipeline_models import BACKWARD, FORWARD, INPUTS, PASS, Models
 from autopar.planner.staged.shapes import Core, Shape
 from autopar.pricing.pipeline import PipelinePrices, runs_of
 from tests.planner.graphs import gpt
@@ -58,7 +58,7 @@ def test_no_cut_of_a_core_is_faster(
                 state = model.alone[recompute].state
                 prices = PipelinePrices(model.cuts, asked.cluster, state, recompute, pp)
                 least_s = bounds.core_s(Core(shape, name, depth, recompute), model)
-                least_s -= bounds.update_s(shape, model)
+                least_s = max(least_s, bounds.shape_s(shape)) - bounds.update_s(shape, model)
                 for inner in draw.sample(every, min(CUTS, len(every))):
                     timeline = prices.play(runs_of((*inner, units), made), made)
                     assert least_s <= timeline.step_s * (1 + 1e-9)
@@ -72,8 +72,9 @@ def test_ranks_wait_for_a_unit_of_each_stage_before_them(asked: Question, models
     assert model is not None
     prices = model.alone[KEEP_ALL]
     each = [prices.figures(unit, unit + 1) for unit in range(len(model.cuts.units))]
-    for back in (False, True):
-        least = sorted(forward + back * backward for forward, backward, *_ in each)
+    parts = [(forward, back - weights, weights) for forward, back, weights, *_ in each]
+    for these in (FORWARD, INPUTS, BACKWARD, PASS):
+        least = sorted(sum(of[part] for part in these) for of in parts)
         by_hand = sum(sum(least[:rank]) for rank in range(4))
-        assert model.least_waits_s(KEEP_ALL, 4, back) == pytest.approx(by_hand, rel=1e-12)
-    assert model.least_waits_s(KEEP_ALL, 1, True) == 0.0
+        assert model.least_waits_s(KEEP_ALL, 4, these) == pytest.approx(by_hand, rel=1e-12)
+    assert model.least_waits_s(KEEP_ALL, 1, PASS) == 0.0

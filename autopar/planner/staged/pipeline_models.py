@@ -31,7 +31,6 @@ from autopar.pricing.runs import Table
 from autopar.pricing.stage_time import StageTime, stage_time
 from autopar.pricing.state import StateSharding
 
-
 Parts = tuple[int, ...]
 """Of a microbatch in a unit: 0 forward, 1 the way back to its inputs, 2 gradients of weights."""
 FORWARD, INPUTS, BACKWARD, PASS = (0,), (1,), (1, 2), (0, 1, 2)

@@ -38,7 +38,7 @@ from autopar.planner.staged.schedules import (
     USUAL,
     check_core,
     cores_of,
-    stages_of,
+    possible_cores,
     too_many,
 )
 from autopar.planner.staged.shapes import FASTEST, LEAN, Core, Shape
@@ -283,12 +283,7 @@ class Pipelines:
         if known is None or best_s == float("inf"):
             return True
         units = len(known[0].cuts.units)
-        few = (
-            core
-            for core in cores_of(self.question, shape)
-            if stages_of(self.question, core) <= units
-        )
-        return self._bounds.may_beat(best_s, few, *known)
+        return self._bounds.may_beat(best_s, possible_cores(self.question, shape, units), *known)
 
     def _try(self, core: Core, now: Standings) -> Steps:
         """A core alone, played and offered."""

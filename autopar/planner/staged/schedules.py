@@ -36,6 +36,11 @@ def cores_of(question: Question, shape: Shape) -> Iterator[Core]:
             yield Core(shape, name, depth, recompute)
 
 
+def possible_cores(question: Question, shape: Shape, units: int) -> Iterator[Core]:
+    """Those of a model of so many units."""
+    return (core for core in cores_of(question, shape) if stages_of(question, core) <= units)
+
+
 def stages_of(question: Question, core: Core) -> int:
     """Parts that the model is cut into; 0: lists that were given say so."""
     if question.actions is not None:

@@ -6,7 +6,7 @@ blocks keep, and need while they run, is added to it for each policy.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -49,15 +49,16 @@ class Walk:
     moments: tuple[Moment, ...]
 
     @staticmethod
-    def of(places: Places) -> Walk:
+    def of(places: Places, fused: Collection[str] = ()) -> Walk:
+        """``fused``: kinds of ops whose workspace the compiler writes nowhere."""
         ops = places.lowered.ops
         blocks = tuple(dict.fromkeys(o.op.attrs["block"] for o in ops if o.bound is None))
-        moments = [*_forward(places, blocks)]
+        moments = [*_forward(places, blocks, fused)]
         calls = [0] * len(blocks)
         for moment in moments:
             if moment.block >= 0:
                 calls[moment.block] += 1
-        moments += _backward(places, blocks, calls)
+        moments += _backward(places, blocks, calls, fused)
         return Walk(blocks, sum(places.saved.values()), tuple(calls), tuple(moments))
 
     def life(self, bodies: Mapping[str, Life], kept: Mapping[str, int]) -> Life:
@@ -80,7 +81,7 @@ class Walk:
         return Life(saved, peak, where, *worst_of)
 
 
-def _forward(places: Places, blocks: tuple[str, ...]) -> Iterator[Moment]:
+def _forward(places: Places, blocks: tuple[str, ...], fused: Collection[str]) -> Iterator[Moment]:
     saved, lowered = places.saved, places.lowered
     last = {place: i for i, reads in enumerate(places.reads) for place, _ in reads}
     held = 0  # saved storage made so far
@@ -102,13 +103,16 @@ def _forward(places: Places, blocks: tuple[str, ...]) -> Iterator[Moment]:
             yield Moment(live, tuple(calls), block, op.op.source)
             calls[block] += 1
         else:
-            live += workspace_bytes(op.bound, op.strategy, lowered.mesh)
+            if op.op.kind not in fused:
+                live += workspace_bytes(op.bound, op.strategy, lowered.mesh)
             yield Moment(live, tuple(calls), -1, op.op.source)
         for place in [p for p in temporary if last.get(p, i) <= i]:
             del temporary[place]
 
 
-def _backward(places: Places, blocks: tuple[str, ...], calls: list[int]) -> Iterator[Moment]:
+def _backward(
+    places: Places, blocks: tuple[str, ...], calls: list[int], fused: Collection[str]
+) -> Iterator[Moment]:
     """``calls``: of each block at the end of forward."""
     ops, tensors = places.lowered.ops, places.lowered.graph.tensors
     first: dict[str, int] = {}
@@ -132,7 +136,7 @@ def _backward(places: Places, blocks: tuple[str, ...], calls: list[int]) -> Iter
         if op.bound is None:
             block = blocks.index(op.op.attrs["block"])
             left[block] -= 1
-        else:
+        elif op.op.kind not in fused:
             beside = workspace_back_bytes(op.bound, op.strategy, places.lowered.mesh)
         yield Moment(held + sum(gradients.values()) + beside, tuple(left), block, op.op.source)
         held -= release.get(i, 0)
