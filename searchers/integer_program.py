@@ -1,4 +1,5 @@
-"""The problem as an integer linear program, solved by HiGHS through OR-Tools MathOpt.
+"""The problem as an integer linear program, solved by HiGHS: through OR-Tools MathOpt, or where it
+is small by scipy.
 
     x_{v,l} in {0, 1},  y_{e,ij} >= 0
     sum_l x_{v,l} = 1                                for every variable v
@@ -25,10 +26,11 @@ from autopar.nouns.problem import Ints
 from autopar.searchers import highs
 from autopar.searchers.descent import make_fit, polish
 from autopar.searchers.gather import Lift
-from autopar.searchers.linear_rows import program
+from autopar.searchers.linear_rows import message, program
 from autopar.searchers.memory_prices import overfull_rows
 from autopar.searchers.model import Model
 from autopar.searchers.run import Run
+from autopar.searchers.small_programs import is_small, solve_here
 from autopar.searchers.starts import LARGE, first_answer, shrunk
 
 DEFAULT_S = 60.0  # for all solves of a model, when no budget is given
@@ -136,19 +138,23 @@ def _solve_once(
     scale = max(1.0, float(np.abs(m.unary[np.isfinite(m.unary)]).max(initial=0.0)) / 1e6)
     if hint is not None:
         scale = max(1.0, abs(m.cost(hint)) / 1e6)
-    text = program(m, rows, scale, tick).SerializeToString()
-    answer = highs.solve(
-        highs.Request(
-            program=text,
-            columns=int(m.start[-1]),
-            limit_s=max(limit_s - (time.perf_counter() - began), 0.01),
-            nodes=nodes,
-            relative_gap=gaps[0],
-            absolute_gap=gaps[1] / scale,
-            seed=seed,
-            hint=() if hint is None else tuple((m.start[:-1] + hint).tolist()),
+    made = program(m, rows, scale, tick)
+    if is_small(made):
+        answer = solve_here(made, limit_s, nodes, gaps[0])
+    else:
+        text = message(made).SerializeToString()
+        answer = highs.solve(
+            highs.Request(
+                program=text,
+                columns=made.labels,
+                limit_s=max(limit_s - (time.perf_counter() - began), 0.01),
+                nodes=nodes,
+                relative_gap=gaps[0],
+                absolute_gap=gaps[1] / scale,
+                seed=seed,
+                hint=() if hint is None else tuple((m.start[:-1] + hint).tolist()),
+            )
         )
-    )
     answer = replace(answer, bound=answer.bound * scale)
     if answer.values is None:
         return answer, None

@@ -1,7 +1,7 @@
-"""The integer program of a model as a MathOpt protocol buffer, built column by column.
+"""The integer program of a model as arrays, and as a MathOpt protocol buffer.
 
-Building through the buffer takes tenths of a second where adding variables one by one takes
-minutes.  Columns are first the labels x (binary), then for every edge its shared cells y.
+Filling the buffer takes tenths of a second where adding variables one by one takes minutes.
+Columns are first the labels x (binary), then for every edge its shared cells y.
 """
 
 from __future__ import annotations
@@ -45,13 +45,24 @@ class _Entries:
         return row[at][used], column[at][used], value[used]
 
 
-def program(m: Model, rows: Ints, scale: float, tick: Callable[[], None] = lambda: None) -> Any:
-    """A ``ModelProto`` with the memory rows given; costs are divided by ``scale``.
+@dataclass(frozen=True, slots=True)
+class Program:
+    """The least ``cost`` of columns between 0 and ``upper``, of which the first ``labels`` are
+    whole numbers, so that every row lies between its bounds. ``entries``: rows, columns and values
+    of the matrix; ``offset``: of all costs."""
 
-    ``tick`` is called for every edge.
-    """
-    from ortools.math_opt import model_pb2
+    labels: int
+    cost: Floats
+    offset: float
+    upper: Floats
+    row_lower: Floats
+    row_upper: Floats
+    entries: tuple[Ints, Ints, Floats]
 
+
+def program(m: Model, rows: Ints, scale: float, tick: Callable[[], None] = lambda: None) -> Program:
+    """With the memory rows given; costs are divided by ``scale``. ``tick`` is called for every
+    edge."""
     unary = m.unary.copy()
     entries = _Entries()
     entries.add(np.repeat(np.arange(m.num_vars), m.sizes), np.arange(m.start[-1]), 1.0)
@@ -80,29 +91,43 @@ def program(m: Model, rows: Ints, scale: float, tick: Callable[[], None] = lambd
     upper = _add_memory_rows(m, rows, next_row, entries)
     next_row += len(upper)
 
-    proto = model_pb2.ModelProto()
     labels = int(m.start[-1])
     blocked = np.isinf(unary)
-    variables = proto.variables
-    variables.ids.extend(range(next_column))
-    variables.lower_bounds.extend([0.0] * next_column)
-    variables.upper_bounds.extend(np.where(blocked, 0.0, 1.0).tolist())
-    variables.upper_bounds.extend([1.0] * (next_column - labels))
-    variables.integers.extend([True] * labels + [False] * (next_column - labels))
     # A row equals 1 for a choice, 0 for a link; memory rows have an upper bound only.
     bounds = [1.0] * m.num_vars + [0.0] * (links - m.num_vars)
-    proto.linear_constraints.ids.extend(range(next_row))
-    proto.linear_constraints.lower_bounds.extend(bounds + [-np.inf] * len(upper))
-    proto.linear_constraints.upper_bounds.extend(bounds + upper)
-    row, column, value = entries.added_up()
+    return Program(
+        labels,
+        np.concatenate([np.where(blocked, 0.0, unary), *costs]) / scale,
+        m.constant / scale,
+        np.concatenate([np.where(blocked, 0.0, 1.0), np.ones(next_column - labels)]),
+        np.array(bounds + [-np.inf] * len(upper)),
+        np.array(bounds + upper),
+        entries.added_up(),
+    )
+
+
+def message(made: Program) -> Any:
+    """A ``ModelProto`` of it, filled column by column."""
+    from ortools.math_opt import model_pb2
+
+    columns, rows = len(made.cost), len(made.row_upper)
+    proto = model_pb2.ModelProto()
+    variables = proto.variables
+    variables.ids.extend(range(columns))
+    variables.lower_bounds.extend([0.0] * columns)
+    variables.upper_bounds.extend(made.upper.tolist())
+    variables.integers.extend([True] * made.labels + [False] * (columns - made.labels))
+    proto.linear_constraints.ids.extend(range(rows))
+    proto.linear_constraints.lower_bounds.extend(made.row_lower.tolist())
+    proto.linear_constraints.upper_bounds.extend(made.row_upper.tolist())
+    row, column, value = made.entries
     proto.linear_constraint_matrix.row_ids.extend(row.tolist())
     proto.linear_constraint_matrix.column_ids.extend(column.tolist())
     proto.linear_constraint_matrix.coefficients.extend(value.tolist())
-    cost = np.concatenate([np.where(blocked, 0.0, unary), *costs]) / scale
-    priced = np.flatnonzero(cost)
-    proto.objective.offset = m.constant / scale
+    priced = np.flatnonzero(made.cost)
+    proto.objective.offset = made.offset
     proto.objective.linear_coefficients.ids.extend(priced.tolist())
-    proto.objective.linear_coefficients.values.extend(cost[priced].tolist())
+    proto.objective.linear_coefficients.values.extend(made.cost[priced].tolist())
     return proto
 
 
