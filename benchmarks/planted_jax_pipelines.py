@@ -35,7 +35,7 @@ ERRORS: tuple[Planted, ...] = (
     in_runtime("the norm counts copies of stages (jax)", "stages both ways",
         "gradients:_left", "if not again:", "if True:"),
     in_emission("gradients of stages stay where they are (jax)", "stages in halves",
-        "staged:sums", 'own = "reduced(leaves[name], g)"', 'own = "g"'),
+        "staged:sums", 'own = f"reduced(leaves[name], g', 'own = f"g" + 0 * f"(g'),
     in_emission("a stage gives what it took (jax)", "stages",
         "stages:_stages", "LOSS if name == loss else name", "name if name == loss else name"),
 )  # fmt: skip
