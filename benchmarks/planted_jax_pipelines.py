@@ -34,8 +34,8 @@ ERRORS: tuple[Planted, ...] = (
         "joint:Joint.adding", "lax.psum(x[0], PIPELINE)", "x[0]"),
     in_runtime("the norm counts copies of stages (jax)", "stages both ways",
         "gradients:_left", "if not again:", "if True:"),
-    in_emission("gradients of stages stay where they are (jax)", "stages in halves",
-        "staged:sums", 'own = f"reduced(leaves[name], g', 'own = f"g" + 0 * f"(g'),
+    in_emission("gradients of stages count twice (jax)", "stages in halves",
+        "staged:sums", 'own = f"reduced(', 'own = f"2 * reduced('),
     in_emission("a stage gives what it took (jax)", "stages",
         "stages:_stages", "LOSS if name == loss else name", "name if name == loss else name"),
 )  # fmt: skip
