@@ -35,17 +35,17 @@ def solve_here(made: Program, limit_s: float, nodes: int | None, relative_gap: f
     options: dict[str, Any] = {"time_limit": limit_s, "mip_rel_gap": relative_gap}
     if nodes is not None:
         options["node_limit"] = nodes
-    found = milp(
+    result = milp(
         made.cost,
         integrality=(np.arange(shape[1]) < made.labels).astype(int),
         bounds=Bounds(0.0, made.upper),
         constraints=LinearConstraint(matrix, made.row_lower, made.row_upper),
         options=options,  # type: ignore[arg-type]
     )
-    if found.status == _INFEASIBLE:
+    if result.status == _INFEASIBLE:
         return Answer("infeasible", math.inf, None)
-    bound = -math.inf if found.mip_dual_bound is None else found.mip_dual_bound + made.offset
-    if found.x is None:
+    bound = -math.inf if result.mip_dual_bound is None else result.mip_dual_bound + made.offset
+    if result.x is None:
         return Answer("stopped", bound, None)
-    status = "optimal" if found.status == _OPTIMAL else "stopped"
-    return Answer(status, bound, found.x[: made.labels], int(found.mip_node_count or 0))
+    status = "optimal" if result.status == _OPTIMAL else "stopped"
+    return Answer(status, bound, result.x[: made.labels], int(result.mip_node_count or 0))
