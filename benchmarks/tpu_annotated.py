@@ -29,7 +29,7 @@ from benchmarks.figures import Target, show
 from benchmarks.jax_by_hand import wire_bytes
 
 CHILD = "AUTOPAR_TPU_ANNOTATED"
-LAYERS, WIDTH, HEADS, GROUPS, HIDDEN, VOCABULARY = 32, 4096, 32, 8, 14336, 128256
+HEADS, GROUPS = 32, 8
 
 
 @dataclass(frozen=True, slots=True)

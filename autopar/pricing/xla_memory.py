@@ -53,8 +53,8 @@ def xla_moments(
     # a product turns the gradient that came, in the place of what is kept where that can go
     turned = 0 if alone else lives.given
     head = _computed(lives.products, state) if made else 0
-    # several microbatches add up whole gradients of the root, which a loop over them ends with
-    eager = lives.is_eager and state.microbatches == 1
+    # several microbatches add up whole gradients of the root, and a stage's are reduced at its end
+    eager = lives.is_eager and alone and state.microbatches == 1
     return {
         "loss": moments.loss + turned + head + _stored(lives.products) + accumulated,
         "layers": moments.kept

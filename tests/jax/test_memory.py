@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
 import jax
 import pytest
 
 from autopar.files import plan_folder
+from autopar.files.cluster_file import load_cluster
+from autopar.nouns.graph import DTYPE_BYTES
+from autopar.nouns.recompute import KEEP_ALL
+from autopar.pricing.prices import Prices
+from autopar.pricing.state import StateSharding
+from autopar.pricing.summary import summarise
+from autopar.pricing.xla_lives import XlaLives, xla_lives
+from autopar.pricing.xla_memory import xla_moments
 from autopar.runtime.jax.calls import Calls
 from autopar.runtime.jax.programs import pipeline_alone
 from benchmarks import jax_memory
 from benchmarks.jax_models import gpt
 from benchmarks.planted_jax import CASES
 from benchmarks.planting import write_plan
-from tests.jax.planned import made
+from tests.jax.planned import CLUSTER, made
 
 
 @pytest.mark.parametrize(
@@ -59,3 +68,23 @@ def test_gradients_are_said_where_they_are_not_the_worst_moment(tmp_path: Path) 
     table = graph.tensors["tokens"].size_bytes
     assert memory.gradients >= table  # every device has a copy
     assert memory.activations >= 0
+
+
+def test_a_tpu_holds_less_at_the_loss_and_no_whole_gradients_under_the_layers() -> None:
+    """Of one stage and one microbatch; stages, and several, add whole gradients up."""
+    lowered = made("gpt_scan", {"dp_shard": "8", "zero": "3"}).planned.lowered
+    prices = Prices(load_cluster(str(CLUSTER)), lowered.mesh, "float32")
+    summary = summarise(lowered, prices, "jax")
+    root, every = summary.root.trained, [(b.trained, 2) for b in summary.bodies.values()]
+    usual, eager = (xla_lives(lowered, is_eager) for is_eager in (False, True))
+    assert summary.xla == usual  # the cluster has GPUs
+
+    def moments(lives: XlaLives, microbatches: int = 1, alone: bool = True) -> Mapping[str, int]:
+        state = StateSharding(3, lowered.mesh, microbatches, "float32", "adamw")
+        return xla_moments(lives, KEEP_ALL, state, root, every, alone)
+
+    assert moments(eager)["loss"] < moments(usual)["loss"]
+    whole = sum(numel * DTYPE_BYTES[kind.dtype] for kind, numel in root.items())
+    assert moments(usual)["layers"] - moments(eager)["layers"] == whole - whole // 8
+    assert moments(eager, 2)["layers"] == moments(usual, 2)["layers"]
+    assert moments(eager, alone=False)["layers"] == moments(usual, alone=False)["layers"]

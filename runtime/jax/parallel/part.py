@@ -99,8 +99,7 @@ class Part:
     @property
     def reduces_in(self) -> str | None:
         """The dtype in which axes that share state sum gradients; None: as they are stored."""
-        dtype: str | None = self.layout.settings.reduce_dtype
-        return dtype
+        return self.layout.settings.reduce_dtype
 
     @property
     def slots(self) -> tuple[str, ...]:
