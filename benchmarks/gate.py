@@ -68,6 +68,7 @@ FINDINGS: Mapping[str, Sequence[str]] = {
         "tests/runtime/test_precisions.py",
         "tests/jax/test_own_casts.py",
         "tests/jax/test_reference.py",
+        "tests/jax/test_reduce_dtype.py",
     ),
     "SIGTERM, checkpoints": (
         "tests/script/test_sigterm.py",

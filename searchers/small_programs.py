@@ -1,6 +1,7 @@
 """Integer programs of few columns, solved by HiGHS in this process, as scipy has it.
 
-A child process (`autopar.searchers.highs`) takes longer to start than such a program to solve.
+A child process (`autopar.searchers.highs`) takes longer to start than such a program to solve, and
+so does MathOpt to import; what plans has scipy loaded.
 """
 
 from __future__ import annotations
