@@ -24,6 +24,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from autopar.cost_models.slices import find_slice
+from autopar.files.plan_folder import read_plan
+from autopar.nouns.scatters import in_turn
 from autopar.runtime.ahead.described import Described, devices_of, environment
 from benchmarks.figures import Target, show
 from benchmarks.jax_by_hand import wire_bytes
@@ -69,9 +71,12 @@ def planned(case: Case) -> tuple[float, str]:
         command += [f"benchmarks/jax_llama3.py:{case.workload}", "--cluster", case.cluster]
         command += ["--fix", "reduce=bfloat16", "--compile", "--json", "-o", f"{scratch}/plan"]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+        plan = read_plan(f"{scratch}/plan")
     report = json.loads(done.stdout)
     mesh = {axis: ways for axis, ways in report["degrees"].items() if ways > 1}
     layout = " x ".join(f"{axis} {ways}" for axis, ways in mesh.items())
+    for axis, first in plan.scatters.items():
+        mesh |= dict(in_turn(axis, first, mesh))
     return sent(report["compiled"]["issued"], mesh), layout
 
 

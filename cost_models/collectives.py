@@ -12,8 +12,8 @@ monotone in bytes. With n ranks, B bytes, and for each level of interconnect k d
 
 (all-gather and reduce-scatter; an all-reduce by ring or hierarchy is one of each). `w` is what one
 group gets of a domain's uplink while all groups of the axis run at once. On a torus some
-reduce-scatters are all-reduces (`torus.sums_whole`). Thakur, Rabenseifner, Gropp 2005 for the flat
-algorithms; Cho et al. 2019 (BlueConnect) for the hierarchical one.
+reduce-scatters are two, or all-reduces (`torus.sums_whole`). Thakur, Rabenseifner, Gropp 2005 for
+the flat algorithms; Cho et al. 2019 (BlueConnect) for the hierarchical one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Literal
 import numpy as np
 
 from autopar.cost_models.constants import constant
-from autopar.cost_models.torus import Covered, covered, sums_whole, torus_line
+from autopar.cost_models.torus import Covered, covered, in_turn, sums_whole, torus_line
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.level import Level
 
@@ -45,10 +45,14 @@ Line = tuple[float, float]
 
 @dataclass(frozen=True)
 class AxisGroup:
-    """The ranks of one mesh axis: `size` of them, `stride` apart in linear rank order."""
+    """The ranks of one mesh axis: `size` of them, `stride` apart in linear rank order.
+
+    outer: of several axes as one group, the ranks of the outermost; 0: it is one.
+    """
 
     size: int
     stride: int = 1
+    outer: int = 0
 
 
 @dataclass(frozen=True)
@@ -171,12 +175,14 @@ def _measured(kind: str, group: AxisGroup, uplinks: list[_Uplink]) -> Curve | No
 class OnTorus:
     """What the groups of an axis have of a torus.
 
-    whole: their reduce-scatters are all-reduces there.
+    whole: a reduce-scatter of them would be an all-reduce there. in_turn: the ranks of the first of
+    two that take its place; 0: nothing does.
     """
 
     level: Level
     dims: tuple[Covered, ...]
     whole: bool
+    in_turn: int = 0
 
 
 def on_torus(cluster: Cluster, group: AxisGroup) -> OnTorus | None:
@@ -184,7 +190,9 @@ def on_torus(cluster: Cluster, group: AxisGroup) -> OnTorus | None:
     for u in _uplinks(cluster, group):
         if u.level.topology == "torus":
             dims = tuple(reversed(covered(u.level, u.joined, u.spacing)))
-            return OnTorus(u.level, dims, sums_whole(u.level, u.joined, u.spacing, u.across))
+            whole = sums_whole(u.level, u.joined, u.spacing, u.across)
+            first = in_turn(u.joined, group.outer)[0] if whole and not u.across else 0
+            return OnTorus(u.level, dims, whole, first)
     return None
 
 
@@ -208,6 +216,8 @@ class _Uplink:
     """Ranks of one domain of the level below whose next rank lies outside it."""
     across: bool
     """The group goes on in other domains of this level."""
+    outer: int
+    """As the group has it."""
 
 
 def _uplinks(cluster: Cluster, group: AxisGroup) -> list[_Uplink]:
@@ -229,9 +239,10 @@ def _uplinks(cluster: Cluster, group: AxisGroup) -> list[_Uplink]:
             leaving, across = min(stride, child), within < n
             uplinks.append(
                 _Uplink(
-                    level, inside, joined, hops, bandwidth, child == 1, spacing, leaving, across
+                    level, inside, joined, hops, bandwidth, child == 1, spacing, leaving, across,
+                    group.outer,
                 )
-            )
+            )  # fmt: skip
         child = level.span
     return uplinks
 
@@ -278,7 +289,7 @@ def _level_line(kind: Kind, n: int, u: _Uplink) -> Line:
     latency_s = u.level.latency_s
     if u.level.topology == "torus":
         s_per_byte = u.inside / u.bandwidth_bytes_per_s
-        a, b = torus_line(kind, u.level, u.joined, u.spacing, s_per_byte, u.across)
+        a, b = torus_line(kind, u.level, u.joined, u.spacing, s_per_byte, u.across, u.outer)
         return a, b / constant("torus_wire_fraction")
     if kind in ("all_gather", "reduce_scatter", "all_reduce"):
         return u.hops * latency_s, (n - 1) / n / (_ring_fraction(u) * u.bandwidth_bytes_per_s)

@@ -6,6 +6,7 @@ once; an all-to-all is limited by the bisection of its longest one: B e/8 per li
 B e/4 on a line. Austin et al. 2025, "How to Scale Your Model", chapter 3.
 
 The compiler makes a whole all-reduce of some reduce-scatters (`sums_whole`): twice the bytes.
+Programs make two of such a one, where that is possible (`in_turn`).
 """
 
 from __future__ import annotations
@@ -71,10 +72,31 @@ def sums_whole(level: Level, count: int, spacing: int, across: bool) -> bool:
     return spacing == 1 and count == math.prod(level.torus_shape) and (len(sizes) > 2 or square)
 
 
+def in_turn(count: int, outer: int = 0) -> tuple[int, int]:
+    """Into which two a reduce-scatter over a whole slice is divided: ranks evenly apart first, then
+    the neighbours that each of them has. outer: of a group over several axes, the ranks of the
+    outermost, which come first; 0: it is one axis, whose neighbours come by twos."""
+    first = outer or count // 2
+    return first, count // first
+
+
 def torus_line(
-    kind: str, level: Level, count: int, spacing: int, s_per_byte: float, across: bool = False
+    kind: str,
+    level: Level,
+    count: int,
+    spacing: int,
+    s_per_byte: float,
+    across: bool = False,
+    outer: int = 0,
 ) -> tuple[float, float]:
-    """(seconds, seconds per byte) of `kind` over `count` domains; `s_per_byte` of one link."""
+    """(seconds, seconds per byte) of `kind` over `count` domains; `s_per_byte` of one link.
+    across: see `sums_whole`; outer: see `in_turn`."""
+    whole = kind == "reduce_scatter" and sums_whole(level, count, spacing, across)
+    if whole and not across:
+        first, then = in_turn(count, outer)
+        far_s, far = torus_line(kind, level, first, spacing * then, s_per_byte)
+        near_s, near = torus_line(kind, level, then, spacing, s_per_byte)
+        return far_s + near_s, far + near / first
     dims = covered(level, count, spacing)
     hops = sum(d.extent // 2 if d.ring else d.extent - 1 for d in dims)
     alpha_s = hops * level.latency_s
@@ -86,5 +108,5 @@ def torus_line(
     if kind == "all_to_all":
         worst = max(d.extent / (8 if d.ring else 4) * d.shared for d in dims)
         return alpha_s, worst * s_per_byte
-    times = 2 if kind == "reduce_scatter" and sums_whole(level, count, spacing, across) else 1
+    times = 2 if whole else 1
     return times * alpha_s, times * (count - 1) / count / rate

@@ -7,7 +7,8 @@ from types import MappingProxyType
 
 from autopar.rules.resharding import Step
 
-_GATHER = "gather({x}, dim={source.dim}, axis={axis}{backward}{order})"
+SCATTER = "reduce_scatter"
+_GATHER = "gather({x}, dim={source.dim}, axis={axis}{backward}{order}{first})"
 _SHARD = "shard({x}, dim={target.dim}, axis={axis}{backward}{order})"
 CALLS: Mapping[tuple[str, str], str] = MappingProxyType(
     {
@@ -18,7 +19,7 @@ CALLS: Mapping[tuple[str, str], str] = MappingProxyType(
         ("D", "P"): 'keep_first({x}, {axis}, backward="keep_first")',
         ("D", "R"): "whole({x}, {axis})",
         ("S", "P"): "pad({x}, dim={source.dim}{size}, axis={axis}{order})",
-        ("P", "S"): "reduce_scatter({x}, dim={target.dim}, axis={axis}{order})",
+        ("P", "S"): "reduce_scatter({x}, dim={target.dim}, axis={axis}{order}{first})",
         ("S", "R"): _GATHER,
         ("S", "D"): _GATHER,
         ("R", "S"): _SHARD,
@@ -29,8 +30,11 @@ CALLS: Mapping[tuple[str, str], str] = MappingProxyType(
 """The kinds of the placements before and after -> the call; of what is not here there is none."""
 
 
-def call_of(step: Step, kinds: tuple[str, str], x: str, size: str = "") -> str:
-    """The call of ``kinds`` on the variable ``x``; ``size``: an argument of what is padded."""
+def call_of(
+    step: Step, kinds: tuple[str, str], x: str, size: str = "", first: int | None = None
+) -> str:
+    """The call of ``kinds`` on the variable ``x``; ``size``: an argument of what is padded;
+    ``first``: of a reduce-scatter in two (`autopar.nouns.scatters`)."""
     backward = "" if step.backward == "none" else f', backward="{step.backward}"'
     zigzag = [placed.dim for placed in (step.source, step.target) if placed.zigzag]
     order = ', order="zigzag"' if zigzag else ""
@@ -44,4 +48,5 @@ def call_of(step: Step, kinds: tuple[str, str], x: str, size: str = "") -> str:
         backward=backward,
         size=size,
         order=order,
+        first=f", first={first}" if first and SCATTER in (step.forward, step.backward) else "",
     )

@@ -103,6 +103,10 @@ def check_values(plan: Plan) -> None:
     for choice, value in made(plan):
         for where, given, wanted in choice.wrong(value):
             raise _bad(where, given, wanted)
+    for axis, first in plan.scatters.items():
+        sizes = {plan.mesh(s).ways(axis.split("+")) for s in plan.stages if s.spread == 0}
+        if any(ways % first or ways <= first for ways in sizes):
+            raise _bad(f"scatters[{axis!r}]", first, "some ranks of that axis that divide them")
     if plan.clip_norm is not None and not 0 < plan.clip_norm < math.inf:
         raise _bad("clip_norm", plan.clip_norm, "a number, more than 0, or null")
     if not plan.stages:

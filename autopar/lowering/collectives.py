@@ -28,6 +28,7 @@ from autopar.nouns.plan import Plan
 from autopar.nouns.prefetch import USUAL
 from autopar.nouns.recompute import Recompute
 from autopar.nouns.reduction import ranks_inside
+from autopar.nouns.scatters import in_turn
 from autopar.pipeline.actions import Schedule
 from autopar.pipeline.schedules.of_plan import schedule_of
 
@@ -62,7 +63,7 @@ def priced_collectives(
     issues collectives, as a level of a cluster names it.
     """
     if len(plan.stages) > 1:
-        return pipeline_collectives(lowered, plan, stored_dtypes, clips)
+        return _in_turn(pipeline_collectives(lowered, plan, stored_dtypes, clips), plan)
     counts: Counter[_Place] = Counter()
     (stage,) = plan.stages
     inside = ranks_inside(plan.all_reduce)
@@ -85,7 +86,7 @@ def priced_collectives(
         counts[moved.kind, moved.axis, moved.size_bytes, entry.what] += entry.count
     for axis, size in _beside_the_loss(lowered):
         counts["all_reduce", axis, size, "what is beside the loss"] += 1
-    return _rows(counts, 0)
+    return _in_turn(_rows(counts, 0), plan)
 
 
 def loss_bytes(lowered: Lowered) -> int:
@@ -124,6 +125,22 @@ def _rows(counts: Counter[_Place], rank: int) -> list[Row]:
         Row(kind, axis, size, count, what, rank)
         for (kind, axis, size, what), count in sorted(counts.items())
     ]
+
+
+def _in_turn(rows: list[Row], plan: Plan) -> list[Row]:
+    """With two reduce-scatters, or as many as axes, for one that the plan's programs do so."""
+    sizes = dict(zip(plan.program_mesh.axes, plan.program_mesh.sizes, strict=True))
+    turns: list[Row] = []
+    for row in rows:
+        first = plan.scatters.get(row.axis) if row.kind == "reduce_scatter" else None
+        if first is None:
+            turns.append(row)
+            continue
+        size_bytes = row.size_bytes
+        for axis, ranks in in_turn(row.axis, first, sizes):
+            turns.append(replace(row, axis=axis, size_bytes=size_bytes))
+            size_bytes //= ranks
+    return turns
 
 
 def pipeline_collectives(

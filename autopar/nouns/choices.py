@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from autopar.nouns.axes import AXES
 from autopar.nouns.buckets import MIB, bucket_text
 from autopar.nouns.expert_placement import ExpertPlacement
 from autopar.nouns.grammar import WORDS
@@ -20,6 +21,7 @@ from autopar.nouns.plan import Plan
 from autopar.nouns.prefetch import PREFETCHES
 from autopar.nouns.recipes import Narrow, recipes_text
 from autopar.nouns.reduction import LIBRARY, ranks_inside, two_level_of
+from autopar.nouns.scatters import scatters_text
 
 _LONGEST = 40
 """Of a placement's text that is shown whole."""
@@ -127,6 +129,12 @@ def _wrong_reduce(dtype: str) -> Iterator[Wrong]:
         yield "reduce_dtype", dtype, " or ".join(WORDS[REDUCE]) + ", or null"
 
 
+def _wrong_scatters(scatters: dict[str, int]) -> Iterator[Wrong]:
+    for axis, first in scatters.items():
+        if first < 2 or not set(axis.split("+")) <= set(AXES):
+            yield f"scatters[{axis!r}]", first, "an axis, and 2 of its ranks or more"
+
+
 def _wrong_all_reduce(text: str) -> Iterator[Wrong]:
     if ranks_inside(text) is None:
         yield "all_reduce", text, f"{two_level_of(2)} or more, or null"
@@ -201,6 +209,12 @@ CHOICES = (
     Choice(
         "reduce_dtype", "reduction", "as stored", str, lambda d: f"of gradients in {d}",
         lambda d: f"reduce={d} of gradients: the trainer has its own dtype", _wrong_reduce,
+    ),
+    Choice(
+        "scatters", "reduce-scatters", "in one", scatters_text,
+        lambda s: f"in two, one after the other, {scatters_text(s)}",
+        lambda s: f"reduce-scatters in two ({scatters_text(s)}): the trainer has one",
+        _wrong_scatters,
     ),
     Choice(
         "all_reduce", "all-reduce", LIBRARY, str,

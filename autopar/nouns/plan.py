@@ -148,6 +148,8 @@ class Plan:
     bucket_bytes: of gradients that replicas add up at once (`autopar.nouns.buckets`); None: of the
                   usual size, or no replicas do.
     reduce_dtype: of gradients of state that ranks share; None: as they are stored.
+    scatters:     axes whose reduce-scatters are two, with the ranks of the first
+                  (`autopar.nouns.scatters`); those of others are one.
     all_reduce:   by which replicas add up gradients (`autopar.nouns.reduction`), with the ranks of
                   a domain, as ``two-level of 8``; None: the library's.
     prefetch:     units ahead that FSDP2 gathers split parameters (`autopar.nouns.prefetch`); None:
@@ -183,6 +185,7 @@ class Plan:
     mlp_chunks: int | None = None
     bucket_bytes: int | None = None
     reduce_dtype: str | None = None
+    scatters: Mapping[str, int] = field(default_factory=dict)
     all_reduce: str | None = None
     prefetch: int | None = None
     seq_slices: int | None = None
@@ -257,7 +260,7 @@ def as_data(plan: Plan) -> dict[str, Any]:
     or other sums, recipes or kernels have."""
     data = dataclasses.asdict(plan)
     data["expert_placement"] = {name: str(own) for name, own in plan.expert_placement.items()}
-    for rare in ("kernels", "expert_placement"):
+    for rare in ("kernels", "expert_placement", "scatters"):
         if not getattr(plan, rare):
             del data[rare]
     if plan.expert_imbalance is not None:

@@ -12,6 +12,7 @@ from rich.text import Text
 from autopar.cost_models.collectives import OnTorus, on_torus
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.mesh import Mesh
+from autopar.nouns.scatters import FIRST, THEN
 from autopar.pricing.units.moves import group_of
 from autopar.report.render import indented
 
@@ -33,12 +34,17 @@ class AxisOnTorus:
         torus = "x".join(map(str, level.torus_shape))
         dims = [_dim(one.extent, level.torus_shape[one.dim], one.ring) for one in self.place.dims]
         text = f"{self.axis} {self.ranks}: {' and '.join(dims)} of {level.name} {torus}"
-        if self.scatters and self.place.whole:
-            text += (
-                "; the compiler makes all-reduces of its reduce-scatters, twice the bytes, and "
-                "they are priced so"
+        if not (self.scatters and self.place.whole):
+            return text
+        if first := self.place.in_turn:
+            return (
+                f"{text}; its reduce-scatters are two, over {first} ranks and over the "
+                f"{self.ranks // first} left: the compiler would make an all-reduce of one"
             )
-        return text
+        return (
+            f"{text}; the compiler makes all-reduces of its reduce-scatters, twice the bytes, and "
+            "they are priced so"
+        )
 
 
 def axes_on_torus(
@@ -47,8 +53,9 @@ def axes_on_torus(
     """Every axis that the collectives of a step (``collectives.json``) go over on a torus."""
     kinds: dict[str, set[str]] = {}
     for row in rows:
-        if all(axis in mesh.axes for axis in row["axis"].split("+")):
-            kinds.setdefault(row["axis"], set()).add(row["kind"])
+        whole = row["axis"].removesuffix(FIRST).removesuffix(THEN)
+        if all(axis in mesh.axes for axis in whole.split("+")):
+            kinds.setdefault(whole, set()).add(row["kind"])
     lying = []
     for axis, moved in kinds.items():
         group = group_of(mesh, axis)
@@ -75,7 +82,8 @@ def torus_object(lying: Sequence[AxisOnTorus]) -> list[dict[str, Any]]:
                 {"dim": dim.dim, "extent": dim.extent, "ring": dim.ring, "shared": dim.shared}
                 for dim in one.place.dims
             ],
-            "reduce_scatter_is_all_reduce": one.place.whole,
+            "reduce_scatter_is_all_reduce": one.place.whole and not one.place.in_turn,
+            "reduce_scatter_in_two": one.place.in_turn,
         }
         for one in lying
     ]

@@ -134,7 +134,7 @@ def _compiled(folder: str, target: Described, dump: str) -> dict[str, Any]:
         made = lowered.compile()
     compiled_s = time.perf_counter() - begin
     memory = made.memory_analysis()
-    rows, unread, messages = _collectives(made, step.layout.mesh, dump)
+    rows, unread, messages = _collectives(made, step.layout, dump)
     return {
         "compiler": _compiler(target),
         "time_s": compiled_s,
@@ -157,7 +157,7 @@ def _step(folder: str) -> tuple[Any, Mapping[str, Any]]:
     return read_step(folder, start.workload), start.batch(0)
 
 
-def _collectives(made: Any, mesh: Mapping[str, int], dump: str = "") -> tuple[list[Row], str, int]:
+def _collectives(made: Any, layout: Any, dump: str = "") -> tuple[list[Row], str, int]:
     """The collectives, why they are not known, and the messages that hosts pass between slices."""
     from autopar.runtime.verify.jax import counting
 
@@ -167,7 +167,8 @@ def _collectives(made: Any, mesh: Mapping[str, int], dump: str = "") -> tuple[li
         why = str(error).splitlines()[0][:_SHOWN]
         return [], f"the compiled module cannot be read: {why}", 0
     try:
-        return counting.collectives(text, mesh), "", len(_BETWEEN_SLICES.findall(text))
+        rows = counting.collectives(text, layout.mesh, scatters=layout.settings.scatters)
+        return rows, "", len(_BETWEEN_SLICES.findall(text))
     except NotImplementedError as error:
         return [], str(error), 0
 

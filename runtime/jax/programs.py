@@ -101,6 +101,7 @@ def step_alone(program: ModuleType, workload: Workload, base: ModuleType = paral
         outputs=hasattr(program, "OUTPUTS"),
         pieces=any(leaf.summed != layout.data_axes for leaf in layout.leaves.values()),
         reduce=settings.reduce_dtype or "",
+        scatters=settings.scatters,
     )
     with importable(_NAME, base):
         train = program_module.run_program(train_text(how), "<train.py>")

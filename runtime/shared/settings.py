@@ -137,6 +137,9 @@ def check_settings(plan: Plan, mesh: Mapping[str, int], settings: Settings) -> N
         here = str(getattr(settings, name, getattr(usual, name)))
         if there != here:
             differing.append((name, there, here))
+    scatters = dict(getattr(settings, "scatters", {}))  # of JAX programs alone
+    if scatters != dict(plan.scatters):
+        differing.append(("scatters", str(dict(plan.scatters)), str(scatters)))
     if any(stage.spread for stage in plan.stages):
         differing.append(("the number of spreads", str(len(plan.spreads)), "1"))
     if differing:

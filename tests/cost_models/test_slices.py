@@ -99,13 +99,33 @@ def test_which_scatters_are_sums_of_the_whole(
     assert place.whole == whole
 
 
-def test_a_scatter_that_is_a_sum_costs_as_much() -> None:
-    square, oblong = cluster("v5e-4x4"), cluster("v5e-4x8")
-    group = AxisGroup(16)
+def test_a_scatter_that_would_be_a_sum_is_two() -> None:
+    square, group = cluster("v5e-4x4"), AxisGroup(16)
+    place = on_torus(square, group)
+    assert place is not None
+    assert place.in_turn == 8
     scatter = collective_time_s(square, "reduce_scatter", LARGE, group)
-    assert scatter == collective_time_s(square, "all_reduce", LARGE, group)
-    assert scatter == pytest.approx(2 * collective_time_s(square, "all_gather", LARGE, group), 0.01)
-    whole = AxisGroup(32)
+    far = collective_time_s(square, "reduce_scatter", LARGE, AxisGroup(8, 2))
+    near = collective_time_s(square, "reduce_scatter", LARGE / 8, AxisGroup(2))
+    assert scatter == pytest.approx(far + near, 0.01)
+    assert scatter < 0.75 * collective_time_s(square, "all_reduce", LARGE, group)
+    apart = collective_time_s(square, "reduce_scatter", LARGE, AxisGroup(16, 1, outer=4))
+    far = collective_time_s(square, "reduce_scatter", LARGE, AxisGroup(4, 4))
+    near = collective_time_s(square, "reduce_scatter", LARGE / 4, AxisGroup(4))
+    assert apart == pytest.approx(far + near, 0.01)
+
+
+def test_a_scatter_over_several_slices_costs_as_much_as_a_sum() -> None:
+    several, group = cluster("v5e-4x4", 2), AxisGroup(32)
+    place = on_torus(several, group)
+    assert place is not None
+    assert not place.in_turn
+    scatter = collective_time_s(several, "reduce_scatter", LARGE, group)
+    assert scatter > collective_time_s(several, "all_gather", LARGE, group)
+
+
+def test_over_an_oblong_one_is_as_a_gather() -> None:
+    oblong, whole = cluster("v5e-4x8"), AxisGroup(32)
     assert collective_time_s(oblong, "reduce_scatter", LARGE, whole) == (
         collective_time_s(oblong, "all_gather", LARGE, whole)
     )

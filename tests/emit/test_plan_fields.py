@@ -71,6 +71,7 @@ ELSEWHERE = {
     "spread expert_pieces": "no experts here: `tests/planner/test_expert_piece_plans.py` has them",
     "seq_slices": "no attention here: `tests/planner/test_seq_slices.py` has it",
     "expert_placement": "nor here: `tests/planner/test_placed_experts.py`",
+    "scatters": "of JAX programs on TPUs: `tests/jax/test_scatters.py`",
 }
 
 

@@ -17,6 +17,7 @@ from autopar.files.cluster_file import load_cluster
 from autopar.frontends.jax import Captured, paths_of
 from autopar.frontends.jax.capture import capture_workload
 from autopar.lowering.collectives import Row, priced_collectives
+from autopar.nouns.cluster import Cluster
 from autopar.nouns.plan import Plan
 from autopar.nouns.workload import Workload
 from autopar.pipeline.schedules.of_plan import schedule_of
@@ -131,7 +132,9 @@ class Made:
             step = step_alone(self.program("float64"), self.workload)
             function = compiled(step, step.watched, given[0], wide=True)
             record = jax_verify.run(step, named, given, right, function, self.captured.aux)
-            moved = counting.collectives(function.as_text(), step.layout.mesh)
+            layout = step.layout
+            turns = layout.settings.scatters
+            moved = counting.collectives(function.as_text(), layout.mesh, scatters=turns)
         return errors(record, right), moved
 
 
@@ -154,15 +157,18 @@ def made_of(
     model: models.Model,
     fix: Mapping[str, str],
     whole: tuple[str, ...] = (),
+    devices: Cluster | None = None,
     **options: Any,
 ) -> Made:
-    """``whole``: kinds of ops that run whole on every device. Trained by SGD, whose update compiles
-    sooner than that of AdamW, which models by name have."""
+    """``whole``: kinds of ops that run whole on every device; ``devices``: others than GPUs.
+
+    Trained by SGD, whose update compiles sooner than that of AdamW, which models by name have.
+    """
     options = {"optimizer": "sgd", **options}
     given = workload(model, **options)
     captured = capture_workload(given)
     how = Options(replicated=whole)
-    planned = plan_captured(captured, given, cluster(), "models.py:model", fix, how)
+    planned = plan_captured(captured, given, devices or cluster(), "models.py:model", fix, how)
     files = emit(planned.lowered, planned.plan, captured)
     return Made(name, options, given, captured, planned, files)
 

@@ -51,7 +51,7 @@ def body_call(
     return Expr(f"lax.while_loop({', '.join(made)}, {f'({carry})' if several else carry})")
 
 
-def between(run: loops.Run, lowered: Lowered) -> str:
+def between(run: loops.Run, lowered: Lowered, scatters: Mapping[str, int]) -> str:
     """What happens to the carry from one layer of a loop to the next."""
     if not any(run.between):
         return ""
@@ -60,7 +60,7 @@ def between(run: loops.Run, lowered: Lowered) -> str:
     carried = [run.ops[1].op.inputs[i] for i in run.carried]
     for tensor, name, steps in zip(carried, names, run.between, strict=True):
         for step in steps:
-            name = call(step, name, lowered, tensor)
+            name = call(step, name, lowered, tensor, scatters)
         moved.append(name)
     result = moved[0] if len(moved) == 1 else f"({', '.join(moved)})"
     return f", between=lambda {', '.join(names)}: {result}"

@@ -30,7 +30,6 @@ from autopar.lowering.stages import stage_parts
 from autopar.nouns.axes import MICROBATCH
 from autopar.nouns.batch import BatchEntry
 from autopar.nouns.graph import Block
-from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Plan
 
 FILE = "model.py"
@@ -88,7 +87,7 @@ def emit(
     functions |= own
     reserved = RESERVED | frozenset(functions.values())
     sizes = Sizes.of(lowered, captured.batch)
-    printing = Printing(functions, reserved, marked, sizes, _arguments(lowered))
+    printing = Printing(functions, reserved, marked, sizes, _arguments(lowered), plan.scatters)
     parts = [
         *definitions,
         *(
@@ -103,7 +102,7 @@ def emit(
     else:
         parts.append(_loss_function(lowered, captured, printing))
     tables = [
-        f"MESH = {_mesh(mesh)}",
+        f"MESH = {_degrees(dict(zip(mesh.axes, mesh.sizes, strict=True)))}",
         *_settings(plan, captured, lowered),
         *printing.sizes.lines("\n".join([*parts, *staged])),
         "",
@@ -185,6 +184,7 @@ def _how(plan: Plan, captured: CapturedModel, lowered: Lowered, code: str) -> Ho
         outputs="OUTPUTS = (" in code,
         schedule=plan.schedule if len(plan.stages) > 1 else "",
         reduce=plan.reduce_dtype or "",
+        scatters=plan.scatters,
         about=tuple(
             train_heading(
                 plan,
@@ -200,9 +200,8 @@ def _how(plan: Plan, captured: CapturedModel, lowered: Lowered, code: str) -> Ho
     )
 
 
-def _mesh(mesh: Mesh) -> str:
-    inner = ", ".join(f'"{a}": {s}' for a, s in zip(mesh.axes, mesh.sizes, strict=True))
-    return f"{{{inner}}}"
+def _degrees(by_axis: Mapping[str, int]) -> str:
+    return f"{{{', '.join(f'{literal(axis)}: {n}' for axis, n in by_axis.items())}}}"
 
 
 def _settings(plan: Plan, captured: CapturedModel, lowered: Lowered) -> list[str]:
@@ -214,6 +213,7 @@ def _settings(plan: Plan, captured: CapturedModel, lowered: Lowered) -> list[str
         + (f", whole_inputs={tuple_text(whole)}" if whole else "")
         + (f', order="{lowered.order}"' if lowered.order != "contiguous" else "")
         + (f', reduce_dtype="{plan.reduce_dtype}"' if plan.reduce_dtype else "")
+        + (f", scatters={_degrees(plan.scatters)}" if plan.scatters else "")
         + ")"
     )
     return lines.lines

@@ -68,6 +68,7 @@ class _Writer:
         printing: Printing,
     ) -> None:
         self.marks = printing.marks
+        self.scatters = printing.scatters
         self.sizes = printing.sizes
         self.renamed = printing.arguments.get(lowered.block or "", {})
         self.lowered = lowered
@@ -202,7 +203,8 @@ class _Writer:
         stack = f"{self.parameters}[{literal(block.name)}]"
         shared = f", shared=({', '.join(fixed)}{',' * (len(fixed) == 1)})" if fixed else ""
         looped = len(run.ops) - run.parts
-        extra = shared + self._each(run.ops[:looped], run.each) + between(run, self.lowered)
+        extra = shared + self._each(run.ops[:looped], run.each)
+        extra += between(run, self.lowered, self.scatters)
         text = f"layers({function}, {stack}, {', '.join(carry)}{extra})"
         for op in run.ops[1:]:
             for operand in op.operands:
@@ -244,7 +246,7 @@ class _Writer:
         held = self.held[name]
         text = held.text.text
         for step in steps:
-            text = call(step, text, self.lowered, name)
+            text = call(step, text, self.lowered, name, self.scatters)
         if self.marks != "none":
             label = key(self.lowered.block, name) + RESHARDED
             shared = self.lowered.lie(name, self.lowered.tensors[name].shared)
@@ -258,7 +260,7 @@ class _Writer:
         text = held.text
         check_even(self.lowered.graph.tensors[operand.name], operand.wanted, self.lowered)
         for step in operand.steps:
-            made = call(step, text.text, self.lowered, operand.name)
+            made = call(step, text.text, self.lowered, operand.name, self.scatters)
             text = replace(text, text=made, level=ATOM, weight=text.weight + 1)
         self._read(operand.name)
         if not held.variable:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from autopar.emit.constants import literal
 from autopar.emit.text import tuple_text
@@ -28,6 +29,7 @@ class How:
     workload:  the file in ``workload/``, with a name in it where it has several.
     schedule:  of a pipeline its name; empty: the model is one stage.
     reduce:    dtype in which axes that share state sum gradients; empty: as they are stored.
+    scatters:  of the plan, whose reduce-scatters are two.
     """
 
     mesh: Mesh
@@ -47,6 +49,7 @@ class How:
     pieces: bool = False
     schedule: str = ""
     reduce: str = ""
+    scatters: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def staged(self) -> bool:
@@ -81,6 +84,16 @@ class How:
     def casts_sums(self) -> bool:
         """Whether gradients are cast for what is summed when backward has ended."""
         return bool(self.reduce and self.shards and (self.rest or not self.split.gradients))
+
+    @property
+    def in_turn(self) -> bool:
+        """Whether gradients may be reduced so."""
+        return any(set(axis.split("+")) <= set(self.sharing) for axis in self.scatters)
+
+    @property
+    def sums_in_turn(self) -> bool:
+        """Whether they may be when backward has ended."""
+        return self.in_turn and self.shards and not self.split.gradients
 
     @property
     def plain(self) -> bool:

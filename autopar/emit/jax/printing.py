@@ -20,6 +20,7 @@ class Printing:
     reserved:  names that variables must not have.
     sizes:     what sizes that follow from the batch are called.
     arguments: by block, names of inputs that the model gives none.
+    scatters:  of the plan.
     """
 
     functions: Mapping[str, str]
@@ -27,3 +28,4 @@ class Printing:
     marks: Marks = "none"
     sizes: Sizes = NONE
     arguments: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    scatters: Mapping[str, int] = field(default_factory=dict)

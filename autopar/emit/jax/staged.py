@@ -16,7 +16,8 @@ def sums(how: How, lines: Lines) -> None:
     own = f"lax.psum(g, {axes_text(how.data)})" if how.data else "g"
     if how.differs:
         lines.add("leaves = step.layout.leaves")
-        own = f"reduced(leaves[name], g{', step.reduces_in' * how.casts_sums})"
+        more = ", step.reduces_in" * how.casts_sums + ", step.scatters" * how.sums_in_turn
+        own = f"reduced(leaves[name], g{more})"
     if own != "g":
         lines.add(f"gradients = {{name: {own} for name, g in gradients.items()}}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from autopar.emit.jax.errors import JaxEmitError
@@ -10,8 +11,9 @@ from autopar.lowering.lowered import Lowered
 from autopar.rules.resharding import Step
 
 
-def call(step: Step, x: str, lowered: Lowered, name: str) -> str:
-    """The expression that takes ``x``, the tensor ``name``, through ``step``."""
+def call(step: Step, x: str, lowered: Lowered, name: str, scatters: Mapping[str, int]) -> str:
+    """The expression that takes ``x``, the tensor ``name``, through ``step``; ``scatters``: of the
+    plan."""
     if step.axis == "microbatch":
         raise JaxEmitError(
             f"a value goes from {step.source} to {step.target} over microbatches, which run one "
@@ -22,4 +24,4 @@ def call(step: Step, x: str, lowered: Lowered, name: str) -> str:
         raise JaxEmitError(f"no collective goes from {step.source} to {step.target} on {step.axis}")
     source, target = (lowered.lies(name, step.axis, p) for p in (step.source, step.target))
     step = replace(step, source=source, target=target)
-    return call_of(step, kinds, x)
+    return call_of(step, kinds, x, first=scatters.get(step.axis))

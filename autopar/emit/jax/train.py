@@ -20,7 +20,7 @@ RUNTIME = (
     "Step batch_of clipped first_scale gathered in_transit initial_parameters join_pieces "
     "leave_at_once make_mesh next_scale norm_of optimizer_step overflowed own_pieces "
     "read_constants read_draws read_workload reducing restore save scaled_norm scatter "
-    "see_devices settled squares_of"
+    "see_devices settled squares_of turns_of"
 ).split()
 
 
@@ -31,7 +31,9 @@ def train_text(how: How) -> str:
     parts += [_reduced(how), staged.totals(how), _update(how), _main(how)]
     body = "\n\n\n".join("\n".join(part) for part in parts if part)
     head = [docstring(how.about), "", "from __future__ import annotations", ""]
-    head += ["import argparse", "import sys", "from pathlib import Path"]
+    head += ["import argparse", "import sys"]
+    head += ["from collections.abc import Mapping"] * how.sums_in_turn
+    head += ["from pathlib import Path"]
     head += ["from types import ModuleType"] * how.outputs + [""]
     code = re.sub(r"#.*", "", body)
     used = [name for name in RUNTIME if re.search(rf"(?<![\w.\"]){name}\b", code)]
@@ -108,6 +110,8 @@ def _prepared(how: How) -> list[str]:
         more = ", sharing=sharing"
     if how.reduce:
         more += ", reduce=step.reduces_in"
+    if how.in_turn:
+        more += ", scatters=step.scatters"
     if how.split.parameters:
         over = " and ".join(how.sharing)
         lines.add(f'"""A unit\'s parameters for the model, all-gathered over {over}."""')
@@ -203,7 +207,10 @@ def _reduced(how: How) -> list[str]:
     name = "moved" if narrow else "gradient"
     if how.shards and not how.split.gradients:
         over = axes_text(how.sharing) if how.plain else "leaf.sharing"
-        lines.add(f"{name} = scatter({name}, leaf.dim, {over})", "a reduce-scatter")
+        turns, note = "", "a reduce-scatter"
+        if how.sums_in_turn:
+            turns, note = f", first=turns_of(scatters, {over})", "two reduce-scatters"
+        lines.add(f"{name} = scatter({name}, leaf.dim, {over}{turns})", note)
     if rest:
         over = "leaf.summed" if how.pieces and not how.shards else axes_text(rest)
         lines.add(f"{name} = lax.psum({name}, {over})")
@@ -217,6 +224,7 @@ def _reduced(how: How) -> list[str]:
     if last.startswith("    gradient = "):  # what is returned at once needs no name
         lines.lines = [*before, last.replace("gradient =", "return", 1)]
     given = "leaf: Leaf, gradient: Array" + ", dtype: str | None" * narrow
+    given += ", scatters: Mapping[str, int]" * how.sums_in_turn
     return [f"def reduced({given}) -> Array:", *lines.lines]
 
 

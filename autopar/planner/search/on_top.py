@@ -14,6 +14,7 @@ from autopar.planner.search.kernels import kernels_run
 from autopar.planner.search.prefetch import prefetched
 from autopar.planner.search.recipes import taken_recipes
 from autopar.planner.search.reductions import reduce_dtype_of
+from autopar.planner.search.scatters import scatters_of
 from autopar.planner.solve.solved import lowered_of
 from autopar.rules.kernels import only_kernels
 from autopar.rules.narrow import only_recipes
@@ -52,6 +53,7 @@ def chosen(question: Question, outcome: Outcome, imbalance: Imbalance | None = N
         "bucket_bytes": sums.bucket_bytes,
         "all_reduce": sums.all_reduce,
         "reduce_dtype": reduce_dtype_of(question, decided),
+        "scatters": scatters_of(question, decided),
         "prefetch": prefetch,
         "kernels": kernels,
         "recipes": recipes,

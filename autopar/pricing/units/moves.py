@@ -89,4 +89,6 @@ def group_of(mesh: Mesh, axis: str) -> AxisGroup:
     axes = axis.split("+")
     ranks = math.prod(mesh.size(a) for a in axes)
     reach = sum((mesh.size(a) - 1) * mesh.stride(a) for a in axes)
-    return AxisGroup(ranks, reach // (ranks - 1) if ranks > 1 else 1)
+    outer = next((n for n in map(mesh.size, axes) if n > 1), 0)
+    stride = reach // (ranks - 1) if ranks > 1 else 1
+    return AxisGroup(ranks, stride, outer if outer < ranks else 0)

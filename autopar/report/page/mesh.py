@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autopar.lowering.state import ACROSS, INSIDE
+from autopar.lowering.state import INSIDE
 from autopar.nouns.axes import PIPELINE, TABLE
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.level import Level
@@ -24,7 +24,7 @@ def level_of(cluster: Cluster, mesh: Mesh, axis: str) -> Level:
     Stages of a pipeline send to their neighbours alone. Inside domains nothing crosses what joins
     them.
     """
-    names = axis.removesuffix(INSIDE).removesuffix(ACROSS).split("+")
+    names = axis.partition("/")[0].split("+")
     ways = 2 if axis == PIPELINE else math.prod(mesh.size(name) for name in names)
     span = ways * min(mesh.stride(name) for name in names)
     if axis.endswith(INSIDE):

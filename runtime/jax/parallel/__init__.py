@@ -20,6 +20,7 @@ from autopar.runtime.jax.parallel.collectives import (
     reduce_scatter,
     scatter,
     shard,
+    turns_of,
     whole,
 )
 from autopar.runtime.jax.parallel.gradients import (
@@ -100,5 +101,5 @@ __all__ = [
     "next_scale", "norm_of", "optimizer_step", "overflowed", "own_pieces", "pad", "paths_of",
     "placed", "put", "read_constants", "read_draws", "read_workload", "reduce_scatter", "reducing",
     "restore", "ring_attention", "rms_norm", "save", "scaled_norm", "scatter", "see_devices",
-    "settled", "shard", "squares_of", "stacked", "whole",
+    "settled", "shard", "squares_of", "stacked", "turns_of", "whole",
 ]  # fmt: skip

@@ -20,15 +20,15 @@ call                                                 forward             backwar
 ``whole(x, axis)``                                   nothing             zeros past rank 0
 ===================================================  ==================  ==================
 
-The mesh axis divides every dim that is cut. With ``order="zigzag"`` pieces of that lie so (see
-`to_zigzag`), in `all_to_all` those of the dim ``zigzag``. jax's own derivatives of collectives
-answer for values that vary over an axis or do not; these are right for what a plan says, a partial
-sum included.
+The mesh axis divides every dim that is cut. A reduce-scatter with ``first`` is two, see `scatter`.
+With ``order="zigzag"`` pieces of that lie so (see `to_zigzag`), in `all_to_all` those of the dim
+``zigzag``. jax's own derivatives of collectives answer for values that vary over an axis or do not;
+these are right for what a plan says, a partial sum included.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
@@ -54,17 +54,21 @@ def copy_to(x: Array, axis: Axes) -> Array:
     return _pair(x, _same, lambda g: lax.psum(g, axis))
 
 
-def reduce_scatter(x: Array, dim: int, axis: str, order: str = "") -> Array:
+def reduce_scatter(x: Array, dim: int, axis: str, order: str = "", first: int = 0) -> Array:
     """The sum of ``x`` over ``axis``, of which each rank keeps its piece of ``dim``."""
-    return _pair(x, lambda x: scatter(x, dim, axis, order), lambda g: join(g, dim, axis, order))
+    return _pair(
+        x, lambda x: scatter(x, dim, axis, order, first), lambda g: join(g, dim, axis, order)
+    )
 
 
-def gather(x: Array, dim: int, axis: str, backward: str = "none", order: str = "") -> Array:
+def gather(
+    x: Array, dim: int, axis: str, backward: str = "none", order: str = "", first: int = 0
+) -> Array:
     """The pieces of ``dim`` put together. ``backward`` is ``slice`` where the gradient is whole on
     every rank, ``reduce_scatter`` where each rank has a part of it."""
     ways: dict[str, Function] = {
         "slice": lambda g: own_piece(g, dim, axis, order),
-        "reduce_scatter": lambda g: scatter(g, dim, axis, order),
+        "reduce_scatter": lambda g: scatter(g, dim, axis, order, first),
     }
     whole = _pair(x, lambda x: join(x, dim, axis, order), ways.get(backward))
     return checkpoint_name(whole, MOVED) if axis in SHARING else whole
@@ -114,10 +118,39 @@ def join(x: Array, dim: int, axis: Axes, order: str = "") -> Array:
     return from_zigzag(whole, dim, lax.axis_size(axis)) if order == "zigzag" else whole
 
 
-def scatter(x: Array, dim: int, axis: Axes, order: str = "") -> Array:
-    """This rank's piece of ``dim`` of the sum of ``x``."""
-    x = to_zigzag(x, dim, lax.axis_size(axis)) if order == "zigzag" else x
-    return lax.psum_scatter(x, axis, scatter_dimension=dim, tiled=True)
+def scatter(x: Array, dim: int, axis: Axes, order: str = "", first: int = 0) -> Array:
+    """This rank's piece of ``dim`` of the sum of ``x``.
+
+    ``first``: not of all ranks at once, which a TPU's compiler makes an all-reduce of, but of as
+    many evenly apart first, and then of the neighbours left; over several axes, over each in turn.
+    """
+    ways = lax.axis_size(axis)
+    x = to_zigzag(x, dim, ways) if order == "zigzag" else x
+    shape = (*x.shape[:dim], x.shape[dim] // ways, *x.shape[dim + 1 :])
+    if dim == 0 and x.ndim > 1:  # pieces along a dim of their own: no tile of a TPU is in two
+        x = x.reshape(ways, *shape)
+    for one, groups in _turns(axis, first):
+        x = lax.psum_scatter(x, one, scatter_dimension=dim, axis_index_groups=groups, tiled=True)
+    return x.reshape(shape)
+
+
+def _turns(axis: Axes, first: int) -> list[tuple[Axes, list[list[int]] | None]]:
+    """Axes that are scattered over one after the other, and the groups of their ranks. The ranks of
+    the first are far apart, so that the pieces of neighbours are neighbours."""
+    if not first:
+        return [(axis, None)]
+    if not isinstance(axis, str) and len(axis) > 1:
+        return [(one, None) for one in axis]
+    ways = lax.axis_size(axis)
+    near = ways // first
+    apart = [list(range(start, ways, near)) for start in range(near)]
+    beside = [list(range(start, start + near)) for start in range(0, ways, near)]
+    return [(axis, apart), (axis, beside)]
+
+
+def turns_of(scatters: Mapping[str, int], axis: Axes) -> int:
+    """``first`` of `scatter` over ``axis``, of a program's settings."""
+    return scatters.get(axis if isinstance(axis, str) else "+".join(axis), 0)
 
 
 def in_transit(gradient: Array, dtype: str | None) -> Array:

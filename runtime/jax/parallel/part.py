@@ -102,6 +102,11 @@ class Part:
         return self.layout.settings.reduce_dtype
 
     @property
+    def scatters(self) -> Mapping[str, int]:
+        """Axes over which a reduce-scatter is two."""
+        return self.layout.settings.scatters
+
+    @property
     def slots(self) -> tuple[str, ...]:
         """What the optimizer keeps of every parameter."""
         others = ("params", "frozen", "step", "scale")

@@ -50,6 +50,8 @@ class Settings:
     whole_inputs: batch entries that every microbatch and device gets uncut.
     order:        how pieces of sequences lie: ``contiguous``, or in ``zigzag``.
     reduce_dtype: in which axes that share state sum gradients; None: as they are stored.
+    scatters:     axes over which a reduce-scatter is two, with the ranks of the first, see
+                  `scatter`; ``"dp_shard+cp"`` are two as one group.
     """
 
     zero: int = 0
@@ -59,6 +61,7 @@ class Settings:
     whole_inputs: tuple[str, ...] = ()
     order: str = "contiguous"
     reduce_dtype: str | None = None
+    scatters: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

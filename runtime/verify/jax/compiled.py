@@ -26,7 +26,8 @@ def issued_collectives(
         state = step.initial(lambda own: own.gather_names(parameters), parameters)
         return staged.issued(step, state, step.cut(batch), options)
     made = compiled(step, step.step, batch, options=options)
-    return counting.collectives(made.as_text(), step.layout.mesh)
+    layout = step.layout
+    return counting.collectives(made.as_text(), layout.mesh, scatters=layout.settings.scatters)
 
 
 def compiled(

@@ -19,6 +19,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from jax.extend.mlir import ir
@@ -80,17 +81,23 @@ def compiled_as_asked(lowered: Any, options: Mapping[str, str] | None = None) ->
     return lowered.compile(compiler_options=own or None)
 
 
-def collectives(hlo: str, mesh: Mapping[str, int], by_readers: bool = False) -> list[Row]:
+def collectives(
+    hlo: str,
+    mesh: Mapping[str, int],
+    by_readers: bool = False,
+    scatters: Mapping[str, int] = MappingProxyType({}),
+) -> list[Row]:
     """Every collective of the program, on one device; ``size_bytes`` is the full-size side.
 
-    Axes are found from the groups: ``"dp_replicate+dp_shard"`` for one over both. ``by_readers``:
+    Axes are found from the groups: ``"dp_replicate+dp_shard"`` for one over both; ``scatters``: of
+    the plan, whose reduce-scatters are over parts of an axis. ``by_readers``:
     an all-reduce of which each device reads its piece alone counts as the reduce-scatter that was
     asked for; a CPU's compiler, whose partitioner writes no other, moves all of it nevertheless.
 
     Raises `UnknownTripCount`.
     """
     module = parse(hlo)
-    groups = groups_of_axes(mesh)
+    groups = groups_of_axes(mesh, scatters)
     counts: Counter[tuple[str, str, int]] = Counter()
     for where, one, times in _issued(module, module.entry, 1):
         kind, axis, size = _collective(one, where, groups)

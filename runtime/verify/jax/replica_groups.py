@@ -13,6 +13,9 @@ import itertools
 import math
 import re
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+from autopar.nouns.scatters import FIRST, THEN
 
 _LISTED = re.compile(r"replica_groups=\{\{([0-9,{} ]*)\}\}")
 _IOTA = re.compile(r"replica_groups=\[([0-9,]+)\]<=\[([0-9,]+)\](?:T\(([0-9,]+)\))?")
@@ -68,8 +71,11 @@ def _reached(pairs: Sequence[tuple[int, int]], device: int) -> frozenset[int]:
     return frozenset(group)
 
 
-def groups_of_axes(mesh: Mapping[str, int]) -> dict[frozenset[int], str]:
-    """The group of device 0 for every set of axes, outermost first in the name."""
+def groups_of_axes(
+    mesh: Mapping[str, int], scatters: Mapping[str, int] = MappingProxyType({})
+) -> dict[frozenset[int], str]:
+    """The group of device 0 for every set of axes, outermost first in the name, and for the parts
+    of those that are scattered over in two (`autopar.nouns.scatters`)."""
     names = [axis for axis, size in mesh.items() if size > 1]
     strides, stride = {}, 1
     for axis in reversed(list(mesh)):
@@ -80,6 +86,11 @@ def groups_of_axes(mesh: Mapping[str, int]) -> dict[frozenset[int], str]:
             places = itertools.product(*(range(mesh[a]) for a in axes))
             ids = (sum(p * strides[a] for p, a in zip(ps, axes, strict=True)) for ps in places)
             axes_of[frozenset(ids)] = "+".join(axes)
+    for axis, first in scatters.items():
+        if axis in mesh:
+            near, own = mesh[axis] // first, strides[axis]
+            axes_of[frozenset(range(0, mesh[axis] * own, near * own))] = axis + FIRST
+            axes_of[frozenset(range(0, near * own, own))] = axis + THEN
     return axes_of
 
 

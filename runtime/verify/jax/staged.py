@@ -30,7 +30,8 @@ def issued(
         rank = stage.stage.rank
         for call in calls.of(stage, played):
             text = _compiled(call, options)
-            for row in counting.collectives(text, stage.layout.mesh):
+            scatters = stage.layout.settings.scatters
+            for row in counting.collectives(text, stage.layout.mesh, scatters=scatters):
                 every[row.kind, row.axis, row.size_bytes, row.what, rank] += call.times * row.count
     for one in step.log:
         source = step.stages[one.action.stage].stage.rank
