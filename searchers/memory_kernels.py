@@ -93,6 +93,42 @@ def in_order(arcs, unary):
 
 
 @jit
+def most_labels(start):
+    """Of any variable."""
+    most = 0
+    for v in range(len(start) - 1):
+        most = max(most, start[v + 1] - start[v])
+    return most
+
+
+@jit
+def fullest_row(tree, leaves):
+    """The row that has most above its room."""
+    node = 1
+    while node < leaves:
+        node *= 2
+        if tree[node + 1] > tree[node]:
+            node += 1
+    return node - leaves
+
+
+@jit
+def relieves(terms, x, v, row, relief):
+    """What each label of v uses less of a row than its own, in ``relief``; whether any does."""
+    term_at, term_lo, term_hi, usage_at, usage = terms
+    relief[:] = 0.0
+    for t in range(term_at[v], term_at[v + 1]):
+        if term_lo[t] <= row and row < term_hi[t]:
+            mine = usage[usage_at[t] + x[v]]
+            for k in range(len(relief)):
+                relief[k] += mine - usage[usage_at[t] + k]
+    useful = False
+    for k in range(len(relief)):
+        useful = useful or relief[k] > 0.0
+    return useful
+
+
+@jit
 def repair(arcs, unary, guide, memory, banned, max_steps):
     """Relieve the fullest row, again and again, by the change that costs least per unit relieved.
 
@@ -103,23 +139,14 @@ def repair(arcs, unary, guide, memory, banned, max_steps):
     """
     start, out, out_start, head, cell_start, cells = arcs[:6]
     terms, x, tree, _, leaves = memory
-    term_at, term_lo, term_hi, usage_at, usage = terms
     n = len(start) - 1
-    widest = 0
-    for v in range(n):
-        widest = max(widest, start[v + 1] - start[v])
-    score = np.empty(widest)
-    relief = np.empty(widest)
+    score = np.empty(most_labels(start))
+    every = np.empty(len(score))
     for step in range(max_steps):
         worst = tree[1]
         if worst <= 0.0:
             return step
-        node = 1
-        while node < leaves:
-            node *= 2
-            if tree[node + 1] > tree[node]:
-                node += 1
-        row = node - leaves
+        row = fullest_row(tree, leaves)
         best_rate = 1e300
         best_v = -1
         best_label = -1
@@ -127,22 +154,8 @@ def repair(arcs, unary, guide, memory, banned, max_steps):
             if banned[v]:
                 continue
             size = start[v + 1] - start[v]
-            some = False
-            for t in range(term_at[v], term_at[v + 1]):
-                if term_lo[t] <= row and row < term_hi[t]:
-                    if not some:
-                        some = True
-                        for k in range(size):
-                            relief[k] = 0.0
-                    mine = usage[usage_at[t] + x[v]]
-                    for k in range(size):
-                        relief[k] += mine - usage[usage_at[t] + k]
-            if not some:
-                continue
-            useful = False
-            for k in range(size):
-                useful = useful or relief[k] > 0.0
-            if not useful:
+            relief = every[:size]
+            if not relieves(terms, x, v, row, relief):
                 continue
             for k in range(size):
                 score[k] = guide[start[v] + k]

@@ -5,7 +5,29 @@ from __future__ import annotations
 
 import numpy as np
 
-from autopar.searchers.memory_kernels import jit
+from autopar.searchers.memory_kernels import jit, most_labels
+
+
+@jit
+def least_sent(cells, total, share, came, sent):
+    """What a variable tells another one: for each label of that the least of its own, of which a
+    ``share`` of its total counts without what ``came`` from there. Returns the least of all."""
+    width = len(sent)
+    at = 0
+    for i in range(len(total)):
+        mine = share * total[i] - came[i]
+        row = cells[at : at + width]
+        at += width
+        if i == 0:
+            for j in range(width):
+                sent[j] = mine + row[j]
+        else:
+            for j in range(width):
+                sent[j] = min(sent[j], mine + row[j])
+    least = sent[0]
+    for j in range(1, width):
+        least = min(least, sent[j])
+    return least
 
 
 @jit
@@ -17,11 +39,8 @@ def sweep(arcs, unary, message, backwards, reduced, choice):
     """
     start, out, out_start, head, cell_start, cells, message_start = arcs
     n = len(start) - 1
-    widest = 0
-    for v in range(n):
-        widest = max(widest, start[v + 1] - start[v])
-    score = np.empty(widest)
-    line = np.empty(widest)
+    score = np.empty(most_labels(start))
+    line = np.empty(len(score))
     bound = 0.0
     for step in range(n):
         v = n - 1 - step if backwards else step
@@ -65,20 +84,7 @@ def sweep(arcs, unary, message, backwards, reduced, choice):
             width = start[w + 1] - start[w]
             came = message[message_start[arc ^ 1] : message_start[arc ^ 1] + size]
             sent = line[:width]
-            at = cell_start[arc]
-            for i in range(size):
-                mine = share * total[i] - came[i]
-                row = cells[at : at + width]
-                at += width
-                if i == 0:
-                    for j in range(width):
-                        sent[j] = mine + row[j]
-                else:
-                    for j in range(width):
-                        sent[j] = min(sent[j], mine + row[j])
-            least = sent[0]
-            for j in range(1, width):
-                least = min(least, sent[j])
+            least = least_sent(cells[cell_start[arc] :], total, share, came, sent)
             bound += least
             to = message[message_start[arc] : message_start[arc] + width]
             for j in range(width):

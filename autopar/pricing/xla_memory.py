@@ -16,6 +16,7 @@ microbatch is an argument of the one that goes back: it is there until that ends
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from autopar.nouns.graph import DTYPE_BYTES
 from autopar.nouns.recompute import Recompute
@@ -55,12 +56,13 @@ def xla_moments(
     head = _computed(lives.products, state) if made else 0
     # several microbatches add up whole gradients of the root, and a stage's are reduced at its end
     eager = lives.is_eager and alone and state.microbatches == 1
+    product = partial(_reduced, state=state) if eager else _stored
     return {
-        "loss": moments.loss + turned + head + _stored(lives.products) + accumulated,
+        "loss": moments.loss + turned + head + product(lives.products) + accumulated,
         "layers": moments.kept
         + moments.layer
         + (weights or cut)
-        + max(map(_stored, numels), default=0)
+        + max(map(product, numels), default=0)
         + _total(layers, state.gradient_bytes)
         + (_total([(root, 1)], state.gradient_bytes) if eager else _stored(root))
         + accumulated,
@@ -90,6 +92,11 @@ def _total(every: Sequence[tuple[Numels, int]], size: Callable[[int, Kind], int]
 def _stored(numel: Numels) -> int:
     """Bytes in the dtypes in which the parameters are stored."""
     return sum(n * DTYPE_BYTES[kind.dtype] for kind, n in numel.items())
+
+
+def _reduced(numel: Numels, state: StateSharding) -> int:
+    """Bytes in the dtypes in which gradients are reduced, of those that are so at once."""
+    return sum(n * DTYPE_BYTES[state.reduced_dtype(kind.dtype)] for kind, n in numel.items())
 
 
 def _computed(numel: Numels, state: StateSharding) -> int:

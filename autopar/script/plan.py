@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from autopar.nouns.axes import PIPELINE
 from autopar.nouns.cluster import Cluster
+from autopar.nouns.grammar import pairs_of
 from autopar.runtime.first_rank import first_rank_makes
 from autopar.script.planned import PlanFolder
 
@@ -53,39 +55,64 @@ def plan(
 
     Raises `UserError`, on every rank.
     """
+    target = Path(folder)
+    question = _Question(
+        model, batch, cluster, fix, searcher, allow_replicated, profile, style, expert_imbalance,
+        expert_loads, training,
+    )  # fmt: skip
+    first_rank_makes(lambda: _files(question, target), target)
+    return PlanFolder(target)
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """What `plan` is given."""
+
+    model: Any
+    batch: Any
+    cluster: str | PathLike[str] | Cluster
+    fix: str | Mapping[str, Any] | Sequence[str]
+    searcher: str | None
+    allow_replicated: Sequence[str]
+    profile: str | PathLike[str] | None
+    style: str | None
+    expert_imbalance: float | str | None
+    expert_loads: str | PathLike[str] | None
+    training: Mapping[str, Any]
+
+    def pinned(self, framework: str) -> dict[str, str]:
+        """``fix`` by name."""
+        pairs = [self.fix] if isinstance(self.fix, str) else list(self.fix)
+        if isinstance(self.fix, Mapping):
+            pairs = [f"{name}={value}" for name, value in self.fix.items()]
+        fixed = dict(pairs_of(pairs))
+        if framework == "jax":
+            fixed.setdefault(PIPELINE, "1")
+        return fixed
+
+
+def _files(of: _Question, target: Path) -> Mapping[str, str]:
+    """The files of the plan, which are written."""
     from autopar.cli.commands import check_output, plan_files, search, write_plan
     from autopar.cli.options import parse_imbalance, parse_style
-    from autopar.nouns.grammar import pairs_of
     from autopar.script.workloads import given_workload
 
-    target = Path(folder)
-    pairs = [fix] if isinstance(fix, str) else list(fix)
-    if isinstance(fix, Mapping):
-        pairs = [f"{name}={value}" for name, value in fix.items()]
-
-    def make() -> Mapping[str, str]:
-        check_output(target)
-        name, workload = given_workload(model, batch, training)
-        fixed = dict(pairs_of(pairs))
-        if workload.framework == "jax":
-            fixed.setdefault(PIPELINE, "1")
-        result = search(
-            name,
-            cluster if isinstance(cluster, Cluster) else str(cluster),
-            fixed,
-            searcher,
-            tuple(allow_replicated),
-            None if profile is None else Path(profile),
-            style=parse_style(style),
-            workload=workload,
-            imbalance=parse_imbalance(
-                None if expert_imbalance is None else str(expert_imbalance),
-                None if expert_loads is None else Path(expert_loads),
-            ),
-        )
-        files, _ = plan_files(result, target)
-        write_plan(result, target, files)
-        return files
-
-    first_rank_makes(make, target)
-    return PlanFolder(target)
+    check_output(target)
+    name, workload = given_workload(of.model, of.batch, of.training)
+    result = search(
+        name,
+        of.cluster if isinstance(of.cluster, Cluster) else str(of.cluster),
+        of.pinned(workload.framework),
+        of.searcher,
+        tuple(of.allow_replicated),
+        None if of.profile is None else Path(of.profile),
+        style=parse_style(of.style),
+        workload=workload,
+        imbalance=parse_imbalance(
+            None if of.expert_imbalance is None else str(of.expert_imbalance),
+            None if of.expert_loads is None else Path(of.expert_loads),
+        ),
+    )
+    files, _ = plan_files(result, target)
+    write_plan(result, target, files)
+    return files

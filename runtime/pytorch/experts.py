@@ -1,4 +1,16 @@
-"""The experts of a layer: every token goes through the few that its route names."""
+"""The experts of a layer: every token goes through the few that its route names.
+
+Tokens are put in order of their experts, each of which multiplies its own in one product. All
+matrices get a gradient, of zeros where no token came: ranks add up their gradients, and what is not
+used on one may be on another.
+
+Where several axes split experts, the mesh's outermost cuts first. An axis may split f beside them
+in other forms (or with "halves" each half apart, so that a piece has a gate and what it gates): the
+result is then a sum over it too, for which ``down_bias`` must be None.
+
+What a block recomputes sends the same rows as long as ``index`` is the same: it is an input here,
+and who makes it again must make it alike (`recompute`'s ``keep_routes``).
+"""
 
 from __future__ import annotations
 
@@ -53,29 +65,15 @@ def experts(
                 biases its piece of the experts, whose numbers in ``index`` are those of the whole.
                 Rows go to their experts' ranks and back (`autopar.runtime.pytorch.dispatch`), and
                 every rank calls, in backward too, even without tokens or rows.
-
     halves:     an axis that splits the matrices by contiguous columns, up [e, g / n, d] and down
                 [e, d, f / n], where ``reads`` is "halves": rank i of n has columns of gates or of
                 what they gate alone, and trades what they give for both of its own f / n. The
                 result is of a sum over the axis, and biases must be None.
-
     pieces:     of the tokens, one after the other: while rows of one travel, those of another are
                 computed with, in backward too.
-
     layer:      the module that holds the matrices, where its experts are placed
                 (`autopar.runtime.pytorch.expert_places`): a rank's piece is by place, and ``index``
                 has the model's numbers all the same.
-
-    Where several axes split experts, the mesh's outermost cuts first. An axis may split f beside
-    them in other forms (or with "halves" each half apart, so that a piece has a gate and what it
-    gates): the result is then a sum over it too, for which ``down_bias`` must be None.
-
-    What a block recomputes sends the same rows as long as ``index`` is the same: it is an input
-    here, and who makes it again must make it alike (`recompute`'s ``keep_routes``).
-
-    Tokens are put in order of their experts, each of which multiplies its own in one product. All
-    matrices get a gradient, of zeros where no token came: ranks add up their gradients, and what is
-    not used on one may be on another.
     """
     _check_pieces(up, down, up_bias, down_bias)
 

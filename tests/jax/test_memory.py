@@ -79,8 +79,12 @@ def test_a_tpu_holds_less_at_the_loss_and_no_whole_gradients_under_the_layers() 
     usual, eager = (xla_lives(lowered, is_eager) for is_eager in (False, True))
     assert summary.xla == usual  # the cluster has GPUs
 
-    def moments(lives: XlaLives, microbatches: int = 1, alone: bool = True) -> Mapping[str, int]:
-        state = StateSharding(3, lowered.mesh, microbatches, "float32", "adamw")
+    def moments(
+        lives: XlaLives, microbatches: int = 1, alone: bool = True, reduce: str = ""
+    ) -> Mapping[str, int]:
+        state = StateSharding(
+            3, lowered.mesh, microbatches, "float32", "adamw", reduce_dtype=reduce
+        )
         return xla_moments(lives, KEEP_ALL, state, root, every, alone)
 
     assert moments(eager)["loss"] < moments(usual)["loss"]
@@ -88,3 +92,7 @@ def test_a_tpu_holds_less_at_the_loss_and_no_whole_gradients_under_the_layers() 
     assert moments(usual)["layers"] - moments(eager)["layers"] == whole - whole // 8
     assert moments(eager, 2)["layers"] == moments(usual, 2)["layers"]
     assert moments(eager, alone=False)["layers"] == moments(usual, alone=False)["layers"]
+    half = moments(eager, reduce="bfloat16")
+    assert moments(eager)["loss"] - half["loss"] == 2 * sum(eager.products.values())
+    assert half["layers"] < moments(eager)["layers"]
+    assert moments(usual, reduce="bfloat16")["loss"] == moments(usual)["loss"]
