@@ -8,8 +8,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
-from autopar.runtime.jax.parallel import attention_rows as jax_attention
+from autopar.runtime.jax.parallel import attention_kernels, make_mesh
+from autopar.runtime.jax.parallel.attention_kernels import (
+    by_cudnn,
+    by_splash,
+    kernel_for,
+    platform,
+)
 from autopar.runtime.jax.parallel.attention_rows import attention
 
 B, H, S, D = 2, 4, 150, 8  # two blocks of rows and 22 rows more
@@ -114,21 +121,57 @@ def test_a_mask_that_no_gradient_reaches_has_none() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "d", "capability", "device", "expected"),
+    ("dtype", "s", "d", "capability", "device", "expected"),
     [
-        ("bfloat16", 64, "9.0", "gpu", True), ("float16", 128, "8.0", "gpu", True),
-        ("float32", 64, "9.0", "gpu", False), ("bfloat16", 192, "9.0", "gpu", False),
-        ("bfloat16", 60, "9.0", "gpu", False), ("bfloat16", 64, "7.5", "gpu", False),
-        ("bfloat16", 64, "9.0", "tpu", False), ("bfloat16", 64, "9.0", "cpu", False),
+        ("bfloat16", 128, 64, "9.0", "gpu", by_cudnn),
+        ("float16", 128, 128, "8.0", "gpu", by_cudnn),
+        ("float32", 128, 64, "9.0", "gpu", None), ("bfloat16", 128, 192, "9.0", "gpu", None),
+        ("bfloat16", 128, 60, "9.0", "gpu", None), ("bfloat16", 128, 64, "7.5", "gpu", None),
+        ("bfloat16", 128, 64, "", "tpu", by_splash), ("bfloat16", 100, 64, "", "tpu", None),
+        ("float32", 128, 64, "", "tpu", None), ("bfloat16", 128, 64, "9.0", "cpu", None),
     ],
 )  # fmt: skip
 def test_which_device_has_a_kernel(
-    dtype: str, d: int, capability: str, device: str, expected: bool, monkeypatch: Any
+    dtype: str, s: int, d: int, capability: str, device: str, expected: Any, monkeypatch: Any
 ) -> None:
     class Device:
         compute_capability = capability
 
-    monkeypatch.setattr(jax, "default_backend", lambda: device)
+    monkeypatch.setattr(attention_kernels, "platform", lambda: device)
     monkeypatch.setattr(jax, "local_devices", lambda: [Device()])
-    q = jax.ShapeDtypeStruct((1, 2, 128, d), dtype)
-    assert jax_attention._has_kernel(q, q) is expected
+    q = jax.ShapeDtypeStruct((1, 2, s, d), dtype)
+    assert kernel_for(q, q) is expected
+
+
+def test_the_platform_is_that_of_the_mesh(monkeypatch: Any) -> None:
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+    assert platform() == "tpu"
+    mesh = make_mesh(tp=1)
+    seen: list[str] = []
+
+    def here(x: Any) -> Any:
+        seen.append(platform())
+        return x
+
+    on_mesh = jax.shard_map(here, mesh=mesh, in_specs=P("tp"), out_specs=P("tp"))
+    jax.eval_shape(on_mesh, jnp.zeros(1))
+    assert seen == ["cpu"]
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered in cast")  # of what masks hide
+@pytest.mark.parametrize("causal", [True, False])
+def test_the_kernel_of_tpus_attends(causal: bool) -> None:
+    """As it is interpreted; two heads share keys, and there are more rows than a tile has."""
+    keys = jax.random.split(jax.random.key(1), 4)
+    shapes = [(2, 4, 384, 16), (2, 2, 384, 16), (2, 2, 384, 16), (2, 4, 384, 16)]
+    q, k, v, g = (jax.random.normal(key, s) for key, s in zip(keys, shapes, strict=True))
+
+    def kernel(q: Any, k: Any, v: Any) -> Any:
+        return by_splash(q, k, v, causal, 0.3, interpret=True)
+
+    def definition(q: Any, k: Any, v: Any) -> Any:
+        return by_definition(q, k, v, None, causal, 0.3)
+
+    (made, pull), (right, own) = (jax.vjp(f, q, k, v) for f in (kernel, definition))
+    for one, other in zip((made, *pull(g)), (right, *own(g)), strict=True):
+        np.testing.assert_allclose(one, other, atol=2e-5)

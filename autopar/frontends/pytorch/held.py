@@ -83,9 +83,12 @@ def attributes_kept(model: nn.Module) -> Iterator[None]:
             _put_back(table, was)
 
 
+_RESTORED = (torch.Tensor, bool, int, float, str)
+
+
 def _put_back(table: dict[str, Any], before: dict[str, Any]) -> None:
     for key, value in list(table.items()):
-        if not isinstance(value, torch.Tensor | bool | int | float | str):
+        if not isinstance(value, _RESTORED):
             continue
         if key in before:
             table[key] = before[key]

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from autopar.frontends.pytorch.errors import MutationError
+from autopar.frontends.pytorch.repeats import INTERNAL
 from autopar.torch_private.modules import buffers_of, parameters_of, unsaved_of
 
 Numbers = Mapping[tuple[str, str], Any]
@@ -32,16 +33,19 @@ def numbers_of(model: nn.Module) -> Numbers:
         (path, name): value if _is_plain(value) else repr(value)
         for path, module in model.named_modules()
         for name, value in vars(module).items()
-        if name != "training" and (_is_plain(value) or _holds_plain(value))
+        if name not in INTERNAL and (_is_plain(value) or _holds_plain(value))
     }
 
 
+_PLAIN, _HOLDERS = (bool, int, float), (dict, list)  # a union is made anew at every call
+
+
 def _is_plain(value: Any) -> bool:
-    return isinstance(value, bool | int | float)
+    return isinstance(value, _PLAIN)
 
 
 def _holds_plain(value: Any) -> bool:
-    if not isinstance(value, dict | list) or not 0 < len(value) <= 64:
+    if not isinstance(value, _HOLDERS) or not 0 < len(value) <= 64:
         return False
     return all(map(_is_plain, value.values() if isinstance(value, dict) else value))
 

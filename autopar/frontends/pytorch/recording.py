@@ -38,7 +38,6 @@ from autopar.frontends.pytorch.labels import Labels
 from autopar.frontends.pytorch.structure import (
     Given,
     Leaf,
-    constant,
     leaves,
     put_together,
     take_apart,
@@ -255,11 +254,14 @@ def _agrees(event: Event, recorded: Any, value: Any, labels: Labels) -> bool:
     """Whether `take_apart` would make ``recorded`` of ``value``, with the event's labels."""
     kind = type(recorded)
     if kind is Leaf:
-        return bool(recorded.key == constant(value))
+        return bool(recorded.equals(value))
     if kind is Given:
-        if not isinstance(value, torch.Tensor):
-            return False
-        return bool(labels.of(value) == event.labels[recorded.index])
+        label = labels.known(value)
+        if label is None:  # asking whether it is a tensor is slow
+            if not isinstance(value, torch.Tensor):
+                return False
+            label = labels.of(value)
+        return bool(label == event.labels[recorded.index])
     kind, parts = recorded
     if type(value) is not kind:
         return False

@@ -24,8 +24,9 @@ from torch import nn
 
 from autopar.torch_private.modules import buffers_of, parameters_of, unsaved_of
 
-_INTERNAL = frozenset(vars(nn.Module()))
-_HOOKS = tuple(n for n in _INTERNAL if n.endswith("_hooks"))
+INTERNAL = frozenset(vars(nn.Module()))
+"""Attributes that torch gives every module."""
+_HOOKS = tuple(n for n in INTERNAL if n.endswith("_hooks"))
 _LISTS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 TOWERS = 3
 """Stacks of layers that stand side by side: encoder, decoder, teacher."""
@@ -188,7 +189,7 @@ def _signature(module: nn.Module, shared: set[int]) -> tuple[Hashable, Ints]:
                 parts.append((name, tuple(t.shape), t.dtype, t.requires_grad, same, kept))
         parts.append(tuple(id(h) for name in _HOOKS for h in (vars(m)[name] or {}).values()))
         for name, value in vars(m).items():
-            if name in _INTERNAL and name != "training":
+            if name in INTERNAL and name != "training":
                 continue
             if type(value) is int:
                 ints[path, name] = value

@@ -38,6 +38,12 @@ class Leaf:
         self.value = value
         self.key = constant(value)
 
+    def equals(self, value: Any) -> bool:
+        """Whether ``Leaf(value)`` is this one."""
+        if value is self.value and type(value) in _ATOMS:
+            return True
+        return bool(self.key == constant(value))
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Leaf) and self.key == other.key
 

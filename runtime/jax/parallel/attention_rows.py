@@ -6,16 +6,8 @@ keys: a row's softmax is whole in it, and backward makes a block's scores again 
 are all that is kept (Rabe and Staats 2021, "Self-attention does not need O(n^2) memory", with the
 keys whole).
 
-==========  =======================================  ==============================================
-device      where                                    what runs
-==========  =======================================  ==============================================
-GPU         bfloat16 or float16, no mask, head size  cuDNN's fused attention, by
-            at most 128 and a multiple of 8, from    `jax.nn.dot_product_attention`
-            compute capability 8.0 on
-TPU, CPU    everywhere; also what cuDNN refuses      the loop over blocks of rows: there
-                                                     `jax.nn.dot_product_attention` has only the
-                                                     form that keeps its scores
-==========  =======================================  ==============================================
+Where the device has a kernel (`attention_kernels`) and neither a mask nor a piece of the queries is
+given, that runs; all else the loop does, on every device.
 """
 
 from __future__ import annotations
@@ -29,6 +21,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
+from autopar.runtime.jax.parallel.attention_kernels import kernel_for
 from autopar.runtime.jax.parallel.collectives import Axes
 from autopar.runtime.jax.parallel.tables import Array
 from autopar.runtime.jax.parallel.zigzag import places_in_whole
@@ -55,8 +48,10 @@ def attention(
     causal mask shows them the keys up to their own places in the whole sequence.
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    if mask is None and not rows and _has_kernel(q, k):
-        return _by_kernel(q, k, v, causal, scale)
+    kernel = kernel_for(q, k) if mask is None and not rows else None
+    if kernel is not None:
+        made: Array = kernel(q, k, v, causal, scale)
+        return made
     # a loop's results have no other mark that a layer could keep them by
     here = partial(_rows, causal=causal, scale=scale, axes=rows, order=order, count=q.shape[2])
     return checkpoint_name(_by_rows(here, q, k, v, mask), "attention")
@@ -65,27 +60,6 @@ def attention(
 def rows_of_block(s: int, t: int, d: int) -> int:
     """How many of ``s`` rows are one block: as many as have no more scores than q has numbers."""
     return min(s, max(LEAST_ROWS, s * d // t))
-
-
-def _has_kernel(q: Array, k: Array) -> bool:
-    d = q.shape[-1]
-    if (
-        q.dtype not in (jnp.bfloat16, jnp.float16)
-        or d > 128
-        or d % 8
-        or jax.default_backend() != "gpu"
-    ):
-        return False
-    capability = str(getattr(jax.local_devices()[0], "compute_capability", "0"))
-    return float(capability) >= 8.0 and k.dtype == q.dtype
-
-
-def _by_kernel(q: Array, k: Array, v: Array, causal: bool, scale: Any) -> Array:
-    turned = (x.swapaxes(1, 2) for x in (q, k, v))
-    attended = jax.nn.dot_product_attention(
-        *turned, scale=scale, is_causal=causal, implementation="cudnn"
-    )
-    return attended.swapaxes(1, 2)
 
 
 def _rows(
