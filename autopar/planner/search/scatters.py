@@ -17,12 +17,12 @@ def scatters_of(question: Question, decided: Decided) -> Mapping[str, int]:
     if question.framework != "jax":
         return {}
     mesh = state_of(question, decided.layout, decided.candidate).mesh
-    found = {}
+    turns = {}
     for axis in _groups(mesh.trimmed()):
         place = on_torus(question.cluster, group_of(mesh, axis))
         if place is not None and place.in_turn:
-            found[axis] = place.in_turn
-    return found
+            turns[axis] = place.in_turn
+    return turns
 
 
 def _groups(mesh: Mesh) -> Iterator[str]:

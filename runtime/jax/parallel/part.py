@@ -26,9 +26,14 @@ from autopar.runtime.jax.parallel.zigzag import zigzag_places
 Held = tuple[Mesh, dict[str, Any]]
 """The mesh, and a tree of partition specs for the state."""
 
-# XLA drops barriers on CPUs before it merges equal ops, so a layer outside of a loop would keep for
-# its backward pass what it is to gather or compute again; a barrier itself costs nothing there
-_COMPILER_OPTIONS = {"cpu": {"xla_disable_hlo_passes": "cse_barrier_expander"}}
+COMPILER_OPTIONS: Mapping[str, Mapping[str, Any]] = MappingProxyType({
+    # XLA drops barriers on CPUs before it merges equal ops, so a layer outside of a loop would keep
+    # for its backward pass what it is to gather or compute again; a barrier costs nothing there
+    "cpu": {"xla_disable_hlo_passes": "cse_barrier_expander"},
+    # what the plan's time supposes: collectives run beside what does not wait for them
+    "gpu": {"xla_gpu_enable_latency_hiding_scheduler": True},
+})  # fmt: skip
+"""By platform. A TPU's compiler does so by itself."""
 
 
 class Part:
@@ -70,7 +75,7 @@ class Part:
             in_shardings=placed(self.mesh, given),
             out_shardings=placed(self.mesh, made),
             donate_argnums=donate,
-            compiler_options=_COMPILER_OPTIONS.get(self.mesh.devices.flat[0].platform),
+            compiler_options=COMPILER_OPTIONS.get(self.mesh.devices.flat[0].platform),
         )
 
     def initial(
