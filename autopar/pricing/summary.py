@@ -21,6 +21,7 @@ from autopar.lowering.lowered import Lowered
 from autopar.lowering.routed_pieces import pieces_of
 from autopar.lowering.state import LOSS_BYTES
 from autopar.nouns.axes import SLICE
+from autopar.nouns.cluster import Cluster
 from autopar.nouns.graph import DTYPE_BYTES
 from autopar.nouns.plan import key
 from autopar.nouns.recompute import Recompute
@@ -157,9 +158,7 @@ def summarise(
         labels_s=sum(prices.collective(c) for _, c in label_collectives(lowered)) / PICOSECONDS,
         loss_bytes=loss_bytes(lowered),
         packages=frozenset(_packages(lowered)),
-        xla=None
-        if framework != "jax"
-        else xla_lives(lowered, prices.cluster.device.kind == "tpu", known.xla if known else None),
+        xla=_xla(lowered, prices.cluster, known) if framework == "jax" else None,
         late=read_late(lowered),
         waiting={
             name: waiting_bytes(part) for name, part in {"": lowered, **lowered.blocks}.items()
@@ -172,6 +171,12 @@ K = TypeVar("K")
 
 def _sum(one: Mapping[K, int], more: Mapping[K, int], times: int) -> dict[K, int]:
     return {k: one.get(k, 0) + times * more.get(k, 0) for k in dict.fromkeys((*one, *more))}
+
+
+def _xla(lowered: Lowered, cluster: Cluster, known: Summary | None) -> XlaLives:
+    on_tpu = cluster.device.kind == "tpu"
+    slices = on_tpu and cluster.levels and cluster.levels[-1].topology != "torus"
+    return xla_lives(lowered, on_tpu, known.xla if known else None, hoists=bool(slices))
 
 
 def _unit(lowered: Lowered, prices: Prices) -> Unit:

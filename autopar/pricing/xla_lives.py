@@ -62,6 +62,8 @@ class XlaLives:
     largest:    elements of the largest parameter of any layer, by kind.
     is_eager:   whether the compiler is a TPU's: it reduces the gradient of a parameter right behind
                 the product that makes it, where a CPU's first has all of a step, and fuses more.
+    hoists:     whether reduce-scatters may be all-reduces, as those over several slices are: the
+                compiler takes sums of whole gradients out of a loop over microbatches.
     """
 
     by_policy: Mapping[str, Moments]
@@ -72,9 +74,12 @@ class XlaLives:
     products: Mapping[Kind, int]
     largest: Mapping[Kind, int]
     is_eager: bool = False
+    hoists: bool = False
 
 
-def xla_lives(lowered: Lowered, is_eager: bool, known: XlaLives | None = None) -> XlaLives:
+def xla_lives(
+    lowered: Lowered, is_eager: bool, known: XlaLives | None = None, hoists: bool = False
+) -> XlaLives:
     """One microbatch followed through the root and through one layer of each block; ``known``: of
     the model that ``lowered`` is a stage of."""
     root = Places(lowered)
@@ -105,6 +110,7 @@ def xla_lives(lowered: Lowered, is_eager: bool, known: XlaLives | None = None) -
         _in_products(lowered),
         _largest(lowered),
         is_eager,
+        hoists,
     )
 
 

@@ -54,8 +54,8 @@ def xla_moments(
     # a product turns the gradient that came, in the place of what is kept where that can go
     turned = 0 if alone else lives.given
     head = _computed(lives.products, state) if made else 0
-    # several microbatches add up whole gradients of the root, and a stage's are reduced at its end
-    eager = lives.is_eager and alone and state.microbatches == 1
+    # a stage's gradients are reduced at its end
+    eager = lives.is_eager and alone and not (lives.hoists and state.microbatches > 1)
     product = partial(_reduced, state=state) if eager else _stored
     return {
         "loss": moments.loss + turned + head + product(lives.products) + accumulated,

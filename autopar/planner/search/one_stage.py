@@ -9,12 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from autopar.nouns.recompute import COMPUTE, FULL, KEEP_ALL, SELECTIVE, Recompute, policies
 from autopar.planner.ask.candidates import StateLayout, layouts, offloaded
 from autopar.planner.ask.question import Answer, Question
-from autopar.planner.problem.posed import Posed, least_shares, least_used
+from autopar.planner.problem.posed import Posed, least_used
 from autopar.planner.problem.solving import Solver
 from autopar.planner.search.prospects import CLOSE
 from autopar.planner.solve.solved import Charged, Solved, charge, solve, state_of
@@ -54,7 +52,6 @@ class OneStage:
 
     def _with_room(self, solved: Solved, listed: Sequence[StateLayout]) -> list[StateLayout]:
         """Layouts whose state may fit; where none may, those that hold least of it."""
-        least = least_shares(solved.folded, solved.solution.choice.astype(np.int64)).state
         device = self.question.cluster.device
         share, process = overhead(solved.summary.packages, device)
         room = (CLOSE * device.memory_bytes - process) / (1 + share)
@@ -65,7 +62,7 @@ class OneStage:
                 state = state_of(self.question, plain, solved.candidate)
                 parameters, gradients, optimizer, _ = held_of_state(solved.summary, state)
                 stays = parameters + gradients + optimizer * (not self.question.offloads)
-                held[plain] = least * stays
+                held[plain] = solved.least.state * stays
         room = max(room, min(held.values()))
         return [one for one in listed if held[replace(one, recompute=KEEP_ALL)] <= room]
 

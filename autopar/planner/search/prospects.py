@@ -18,7 +18,6 @@ import numpy.typing as npt
 
 from autopar.nouns.recompute import COMPUTE, FULL, SELECTIVE, Recompute
 from autopar.planner.ask.question import Answer, Question
-from autopar.planner.problem.posed import LeastShares, least_shares
 from autopar.planner.solve.solved import Solved
 from autopar.pricing.memory import overhead
 from autopar.pricing.offload import streamed_s
@@ -66,8 +65,7 @@ class Prospect:
 
 def prospect(question: Question, solved: Solved, answers: Sequence[Answer]) -> Prospect:
     """``answers``: of all layouts of the candidate; none, where its bound has lost."""
-    least = least_shares(solved.folded, solved.solution.choice.astype(np.int64))
-    ways = [_ways(question, solved, least, answer) for answer in answers]
+    ways = [_ways(question, solved, answer) for answer in answers]
     layouts = [answer.decided.layout for answer in answers]
     place = {layout: n for n, layout in enumerate(layouts)}
     pairs = [
@@ -91,12 +89,12 @@ def prospect(question: Question, solved: Solved, answers: Sequence[Answer]) -> P
 
 
 def _ways(
-    question: Question, solved: Solved, least: LeastShares, answer: Answer
+    question: Question, solved: Solved, answer: Answer
 ) -> list[tuple[float, float, float, float]]:
     """(fixed bytes, bytes that are cut, seconds, and those of state for each microbatch): as
     priced; and, as if it took no time, with the shardings that need least, of whose state as much
     less moves; either also with the optimizer's state in host memory."""
-    device, memory = question.cluster.device, answer.priced.memory
+    device, memory, least = question.cluster.device, answer.priced.memory, solved.least
     share, _ = overhead(solved.summary.packages, device)
     cut, time_s = (1 + share) * memory.activations, answer.priced.time.total_s
     fixed, each_s = memory.total - cut, answer.priced.time.moved_each_s

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
 
 from autopar.lowering import routed_pieces
 from autopar.lowering.lowered import Lowered
@@ -19,7 +22,7 @@ from autopar.planner.ask.question import Decided, Question
 from autopar.planner.problem.folding import pose
 from autopar.planner.problem.legal import NoStrategy
 from autopar.planner.problem.nodes import Folded
-from autopar.planner.problem.posed import Posed, least_used
+from autopar.planner.problem.posed import LeastShares, Posed, least_shares, least_used
 from autopar.planner.problem.solving import Solver
 from autopar.pricing import op_prices
 from autopar.pricing.cut_model import CutModel
@@ -54,7 +57,7 @@ def hidden(data: int, adds: bool = True) -> Charged:
     return Charged(StateLayout(1, data, 1, KEEP_ALL), 0.0, adds)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Solved:
     """A candidate's optimum.
 
@@ -83,6 +86,11 @@ class Solved:
     @property
     def bound_s(self) -> float:
         return max(self.solution.lower_bound, 0.0) / PICOSECONDS
+
+    @cached_property
+    def least(self) -> LeastShares:
+        """Of what it holds, what no sharding can do without."""
+        return least_shares(self.folded, self.solution.choice.astype(np.int64))
 
     @property
     def squeezable(self) -> int:
