@@ -127,7 +127,7 @@ def scatter(x: Array, dim: int, axis: Axes, order: str = "", first: int = 0) -> 
     ways = lax.axis_size(axis)
     x = to_zigzag(x, dim, ways) if order == "zigzag" else x
     shape = (*x.shape[:dim], x.shape[dim] // ways, *x.shape[dim + 1 :])
-    if dim == 0 and x.ndim > 1:  # pieces along a dim of their own: no tile of a TPU is in two
+    if dim == 0 and x.ndim > 1:  # else a TPU's compiler sums some shapes whole
         x = x.reshape(ways, *shape)
     for one, groups in _turns(axis, first):
         x = lax.psum_scatter(x, one, scatter_dimension=dim, axis_index_groups=groups, tiled=True)
