@@ -17,11 +17,16 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from benchmarks.quick_xla import compile_quickly
 
 pytest_plugins = ("tests.cpu_seconds",)
 os.environ["AUTOPAR_MEASURE"] = "0"  # no test's plan hangs on the machine that it is made on
+settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("any machine")  # no test fails by its speed
 gc.set_threshold(50_000, 20, 10)  # most of what tests import and capture stays: look seldom
 if "PYTEST_XDIST_WORKER" not in os.environ:  # workers inherit it; the folder stays until the end
     _compiled = compile_quickly(os.environ, "--xla_force_host_platform_device_count=8")
