@@ -50,7 +50,7 @@ from dataclasses import dataclass
 
 from autopar.nouns.axes import BATCH, PIPELINE, SHARING
 from autopar.nouns.graph import DTYPE_BYTES
-from autopar.nouns.mesh import Mesh
+from autopar.nouns.mesh import Mesh, sharers
 from autopar.nouns.sharding import Sharding
 from autopar.nouns.zero import Zero, over
 from autopar.rules.resharding import Collective
@@ -233,7 +233,7 @@ class _Cuts:
 
     def shard(self, p: Stored) -> int:
         """Ranks that do."""
-        return self.mesh.ways(self.sharing(p))
+        return sharers(self.mesh, split_of(p.sharding))
 
     def has(self, p: Stored) -> bool:
         """Whether ``p`` is cut at all."""

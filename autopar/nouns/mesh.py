@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from autopar.nouns.axes import BATCH, OPS, SAMPLES, SHARING, TIMES
 
@@ -90,3 +91,9 @@ class Mesh:
             return Mesh((), ())
         pairs = [part.strip().split("=") for part in text.split("x") if part.strip()]
         return Mesh(tuple(a for a, _ in pairs), tuple(int(s) for _, s in pairs))
+
+
+@lru_cache(maxsize=1024)
+def sharers(mesh: Mesh, split: str) -> int:
+    """Ranks of ``mesh`` that share the state of what the axes ``split`` split."""
+    return mesh.ways(mesh.sharing(split))

@@ -26,7 +26,8 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from autopar.nouns.graph import DTYPE_BYTES
-from autopar.pricing.state import StateSharding, sharers
+from autopar.nouns.mesh import sharers
+from autopar.pricing.state import StateSharding
 from autopar.pricing.summary import Summary
 from autopar.pricing.units.unit import Kind, Unit
 from autopar.pricing.units.walk import Life

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import lru_cache
 
 from autopar.nouns.axes import REPLICATE
 from autopar.nouns.buckets import BUCKET_BYTES
 from autopar.nouns.graph import DTYPE_BYTES
-from autopar.nouns.mesh import Mesh
+from autopar.nouns.mesh import Mesh, sharers
 from autopar.nouns.optimizer import state_per_parameter
 from autopar.nouns.prefetch import USUAL
 from autopar.nouns.reduction import LIBRARY
@@ -21,12 +20,6 @@ from autopar.nouns.zero import Zero, over
 from autopar.pricing.software.trainer import Trainer
 from autopar.pricing.units.unit import Kind
 from autopar.rules.resharding import Collective
-
-
-@lru_cache(maxsize=1024)
-def sharers(mesh: Mesh, split: str) -> int:
-    """Ranks of ``mesh`` that share the state of what the axes ``split`` split."""
-    return mesh.ways(mesh.sharing(split))
 
 
 @dataclass(frozen=True, slots=True)
