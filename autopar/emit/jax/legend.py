@@ -34,6 +34,11 @@ WORDS = (
     ),
     Word(r"\bzigzag=(\d)", "zigzag={}", "the pieces of dim {} lie so"),
     Word(
+        r'"\w+"[^)]*, first=(\d+)',
+        "first={}",
+        "{} ranks evenly apart add up first, then the neighbours that are left",
+    ),
+    Word(
         r'\bring="(\w+)"',
         "ring_attention",
         "keys and values go around the ranks of {} while scores are made",
