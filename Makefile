@@ -31,7 +31,8 @@ demo: $(INSTALLED)
 	$(BIN)/autopar run out/demo --steps 20
 	$(BIN)/autopar verify out/demo
 
-# Three workers, one more than the cores of the smallest machine: ranks wait for one another; tests marked gloo all go to one of them (tests/conftest.py).
+# Three workers, one more than the smallest machine has cores: they wait for ranks, too. Tests marked
+# gloo all go to one of them (tests/conftest.py).
 test: lint
 	$(BIN)/python -m pytest -n 3 --dist loadgroup
 
