@@ -26,7 +26,7 @@ from typing import Literal
 import numpy as np
 
 from autopar.cost_models.constants import constant
-from autopar.cost_models.torus import Covered, covered, in_turn, sums_whole, torus_line
+from autopar.cost_models.torus import Covered, covered, divided, sums_whole, torus_line
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.level import Level
 
@@ -175,14 +175,14 @@ def _measured(kind: str, group: AxisGroup, uplinks: list[_Uplink]) -> Curve | No
 class OnTorus:
     """What the groups of an axis have of a torus.
 
-    whole: a reduce-scatter of them would be an all-reduce there. in_turn: the ranks of the first of
+    whole: a reduce-scatter of them would be an all-reduce there. first: the ranks of the first of
     two that take its place; 0: nothing does.
     """
 
     level: Level
     dims: tuple[Covered, ...]
     whole: bool
-    in_turn: int = 0
+    first: int = 0
 
 
 def on_torus(cluster: Cluster, group: AxisGroup) -> OnTorus | None:
@@ -191,7 +191,7 @@ def on_torus(cluster: Cluster, group: AxisGroup) -> OnTorus | None:
         if u.level.topology == "torus":
             dims = tuple(reversed(covered(u.level, u.joined, u.spacing)))
             whole = sums_whole(u.level, u.joined, u.spacing, u.across)
-            first = in_turn(u.joined, group.outer)[0] if whole and not u.across else 0
+            first = divided(u.joined, group.outer)[0] if whole and not u.across else 0
             return OnTorus(u.level, dims, whole, first)
     return None
 

@@ -6,7 +6,7 @@ once; an all-to-all is limited by the bisection of its longest one: B e/8 per li
 B e/4 on a line. Austin et al. 2025, "How to Scale Your Model", chapter 3.
 
 The compiler makes a whole all-reduce of some reduce-scatters (`sums_whole`): twice the bytes.
-Programs make two of such a one, where that is possible (`in_turn`).
+Programs make two of such a one, where that is possible (`divided`).
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def sums_whole(level: Level, count: int, spacing: int, across: bool) -> bool:
     return spacing == 1 and count == math.prod(level.torus_shape) and (len(sizes) > 2 or square)
 
 
-def in_turn(count: int, outer: int = 0) -> tuple[int, int]:
+def divided(count: int, outer: int = 0) -> tuple[int, int]:
     """Into which two a reduce-scatter over a whole slice is divided: ranks evenly apart first, then
     the neighbours that each of them has. outer: of a group over several axes, the ranks of the
     outermost, which come first; 0: it is one axis, whose neighbours come by twos."""
@@ -90,10 +90,10 @@ def torus_line(
     outer: int = 0,
 ) -> tuple[float, float]:
     """(seconds, seconds per byte) of `kind` over `count` domains; `s_per_byte` of one link.
-    across: see `sums_whole`; outer: see `in_turn`."""
+    across: see `sums_whole`; outer: see `divided`."""
     whole = kind == "reduce_scatter" and sums_whole(level, count, spacing, across)
     if whole and not across:
-        first, then = in_turn(count, outer)
+        first, then = divided(count, outer)
         far_s, far = torus_line(kind, level, first, spacing * then, s_per_byte)
         near_s, near = torus_line(kind, level, then, spacing, s_per_byte)
         return far_s + near_s, far + near / first

@@ -36,7 +36,7 @@ class AxisOnTorus:
         text = f"{self.axis} {self.ranks}: {' and '.join(dims)} of {level.name} {torus}"
         if not (self.scatters and self.place.whole):
             return text
-        if first := self.place.in_turn:
+        if first := self.place.first:
             return (
                 f"{text}; its reduce-scatters are two, over {first} ranks and over the "
                 f"{self.ranks // first} left: the compiler would make an all-reduce of one"
@@ -82,8 +82,8 @@ def torus_object(lying: Sequence[AxisOnTorus]) -> list[dict[str, Any]]:
                 {"dim": dim.dim, "extent": dim.extent, "ring": dim.ring, "shared": dim.shared}
                 for dim in one.place.dims
             ],
-            "reduce_scatter_is_all_reduce": one.place.whole and not one.place.in_turn,
-            "reduce_scatter_in_two": one.place.in_turn,
+            "reduce_scatter_is_all_reduce": one.place.whole and not one.place.first,
+            "reduce_scatter_in_two": one.place.first,
         }
         for one in lying
     ]

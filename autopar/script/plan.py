@@ -56,16 +56,16 @@ def plan(
     Raises `UserError`, on every rank.
     """
     target = Path(folder)
-    question = _Question(
+    given = _Given(
         model, batch, cluster, fix, searcher, allow_replicated, profile, style, expert_imbalance,
         expert_loads, training,
     )  # fmt: skip
-    first_rank_makes(lambda: _files(question, target), target)
+    first_rank_makes(lambda: _files(given, target), target)
     return PlanFolder(target)
 
 
 @dataclass(frozen=True, slots=True)
-class _Question:
+class _Given:
     """What `plan` is given."""
 
     model: Any
@@ -91,7 +91,7 @@ class _Question:
         return fixed
 
 
-def _files(of: _Question, target: Path) -> Mapping[str, str]:
+def _files(of: _Given, target: Path) -> Mapping[str, str]:
     """The files of the plan, which are written."""
     from autopar.cli.commands import check_output, plan_files, search, write_plan
     from autopar.cli.options import parse_imbalance, parse_style

@@ -66,7 +66,7 @@ def test_a_line_carries_half_of_a_ring() -> None:
     assert line * 8 / 7 == pytest.approx(2 * ring * 16 / 15, rel=0.01)
 
 
-# What libtpu 0.0.52 makes of psum_scatter: `python -m benchmarks.tpu_scatters` prints it.
+# What libtpu 0.0.52 makes of one psum_scatter: `python -m benchmarks.tpu_scatters` prints it.
 @pytest.mark.parametrize(
     ("name", "count", "spacing", "whole"),
     [
@@ -103,7 +103,7 @@ def test_a_scatter_that_would_be_a_sum_is_two() -> None:
     square, group = cluster("v5e-4x4"), AxisGroup(16)
     place = on_torus(square, group)
     assert place is not None
-    assert place.in_turn == 8
+    assert place.first == 8
     scatter = collective_time_s(square, "reduce_scatter", LARGE, group)
     far = collective_time_s(square, "reduce_scatter", LARGE, AxisGroup(8, 2))
     near = collective_time_s(square, "reduce_scatter", LARGE / 8, AxisGroup(2))
@@ -119,7 +119,7 @@ def test_a_scatter_over_several_slices_costs_as_much_as_a_sum() -> None:
     several, group = cluster("v5e-4x4", 2), AxisGroup(32)
     place = on_torus(several, group)
     assert place is not None
-    assert not place.in_turn
+    assert not place.first
     scatter = collective_time_s(several, "reduce_scatter", LARGE, group)
     assert scatter > collective_time_s(several, "all_gather", LARGE, group)
 

@@ -20,8 +20,8 @@ def scatters_of(question: Question, decided: Decided) -> Mapping[str, int]:
     turns = {}
     for axis in _groups(mesh.trimmed()):
         place = on_torus(question.cluster, group_of(mesh, axis))
-        if place is not None and place.in_turn:
-            turns[axis] = place.in_turn
+        if place is not None and place.first:
+            turns[axis] = place.first
     return turns
 
 

@@ -37,11 +37,8 @@ def kernel_for(q: Array, k: Array) -> Any:
     on = platform()
     if on in ("gpu", "cuda") and _cudnn_can(q, k):
         return by_cudnn
-    if (
-        on == "tpu"
-        and q.dtype == k.dtype == jnp.bfloat16
-        and not (q.shape[2] | k.shape[2]) % _LANES
-    ):
+    whole = all(x.shape[2] % _LANES == 0 for x in (q, k))
+    if on == "tpu" and whole and q.dtype == k.dtype == jnp.bfloat16:
         return by_splash
     return None
 
