@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, cast
 
 import jax
@@ -22,8 +23,10 @@ from autopar.runtime.jax.parallel.attention_rows import attention
 B, H, S, D = 2, 4, 150, 8  # two blocks of rows and 22 rows more
 
 
-def by_definition(q: Any, k: Any, v: Any, mask: Any, causal: bool, scale: float) -> Any:
-    """Each query head by itself, keys and values repeated."""
+def by_definition(
+    q: Any, k: Any, v: Any, mask: Any, causal: bool, scale: float, seen: int | None = None
+) -> Any:
+    """Each query head by itself, keys and values repeated. ``seen``: how wide a window is."""
     k, v = (jnp.repeat(x, q.shape[1] // x.shape[1], axis=1) for x in (k, v))
     scores = jnp.einsum("bhsd,bhtd->bhst", q, k) * scale
     if mask is not None and mask.dtype == jnp.bool_:
@@ -31,7 +34,9 @@ def by_definition(q: Any, k: Any, v: Any, mask: Any, causal: bool, scale: float)
     elif mask is not None:
         scores = scores + mask
     if causal:
-        scores = jnp.where(jnp.tril(jnp.ones(scores.shape[-2:], bool)), scores, -1e300)
+        back = np.arange(q.shape[2])[:, None] - np.arange(k.shape[2])
+        shown = (back >= 0) & (back < (k.shape[2] if seen is None else seen))
+        scores = jnp.where(shown, scores, -1e300)
     return jnp.einsum("bhst,bhtd->bhsd", jax.nn.softmax(scores), v)
 
 
@@ -158,19 +163,57 @@ def test_the_platform_is_that_of_the_mesh(monkeypatch: Any) -> None:
     assert seen == ["cpu"]
 
 
+@pytest.mark.parametrize(("mask", "width"), [
+    ("none", 1), ("none", 9), ("none", 80), ("none", 149), ("padding", 40), ("bias by head", 70),
+    ("bias by key", 70), ("sliding window", 12),
+])  # fmt: skip
+def test_a_window(mask: str, width: int) -> None:
+    with jax.enable_x64(True):
+        rng = np.random.default_rng(0)
+        q, k, v, g = (jnp.asarray(rng.normal(size=(B, n, S, D))) for n in (H, 2, 2, H))
+        given = cast(Any, MASKS[mask])()
+        biases = () if given is None or given.dtype == jnp.bool_ else (given,)
+
+        def ours(q: Any, k: Any, v: Any, *bias: Any) -> Any:
+            own = bias[0] if bias else given
+            return attention(q, k, v, own, causal=True, scale=0.3, window=width)
+
+        def definition(q: Any, k: Any, v: Any, *bias: Any) -> Any:
+            return by_definition(q, k, v, bias[0] if bias else given, True, 0.3, width)
+
+        pairs = [jax.vjp(f, q, k, v, *biases) for f in (ours, definition)]
+        (made, pull), (right, own) = pairs
+        for one, other in zip((made, *pull(g)), (right, *own(g)), strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-11, atol=1e-11)
+
+
+def test_a_window_makes_the_scores_that_show_alone() -> None:
+    x = jax.ShapeDtypeStruct((1, 1, 4096, 16), jnp.float32)
+
+    def flops(**seen: Any) -> float:
+        made = jax.jit(lambda q, k, v: attention(q, k, v, causal=True, **seen)).lower(x, x, x)
+        text = made.as_text()
+        return max(int(n) for n in re.findall(r"tensor<1x1x1x\d+x(\d+)xf32>", text))
+
+    assert flops() == 4096  # columns of a block of rows
+    assert flops(window=128) == 128 + 127
+
+
 @pytest.mark.filterwarnings("ignore:overflow encountered in cast")  # of what masks hide
-@pytest.mark.parametrize("causal", [True, False])
-def test_the_kernel_of_tpus_attends(causal: bool) -> None:
+@pytest.mark.parametrize(("causal", "width"), [
+    (True, None), (False, None), (True, 1), (True, 130), (True, 383)
+])  # fmt: skip
+def test_the_kernel_of_tpus_attends(causal: bool, width: int | None) -> None:
     """As it is interpreted; two heads share keys, and there are more rows than a tile has."""
     keys = jax.random.split(jax.random.key(1), 4)
     shapes = [(2, 4, 384, 16), (2, 2, 384, 16), (2, 2, 384, 16), (2, 4, 384, 16)]
     q, k, v, g = (jax.random.normal(key, s) for key, s in zip(keys, shapes, strict=True))
 
     def kernel(q: Any, k: Any, v: Any) -> Any:
-        return by_splash(q, k, v, causal, 0.3, interpret=True)
+        return by_splash(q, k, v, causal, 0.3, width, interpret=True)
 
     def definition(q: Any, k: Any, v: Any) -> Any:
-        return by_definition(q, k, v, None, causal, 0.3)
+        return by_definition(q, k, v, None, causal, 0.3, width)
 
     (made, pull), (right, own) = (jax.vjp(f, q, k, v) for f in (kernel, definition))
     for one, other in zip((made, *pull(g)), (right, *own(g)), strict=True):

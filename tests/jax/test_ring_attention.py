@@ -55,19 +55,19 @@ def split(function: Any, mask: Any, axes: tuple[str, ...], order: str) -> Any:
     return run
 
 
-def gathered(axes: tuple[str, ...], causal: bool, order: str) -> Any:
+def gathered(axes: tuple[str, ...], causal: bool, order: str, window: int | None = None) -> Any:
     def function(q: Any, k: Any, v: Any, mask: Any = None) -> Any:
         ways = jax.lax.axis_size(axes)
         whole = [jax.lax.all_gather(x, axes, axis=2, tiled=True) for x in (k, v)]
         whole = [from_zigzag(x, 2, ways) for x in whole] if order == "zigzag" else whole
         rows = axes if causal else ()
-        return attention(q, whole[0], whole[1], mask, causal, 0.3, rows, order)
+        return attention(q, whole[0], whole[1], mask, causal, 0.3, rows, order, window)
 
     return function
 
 
-def around(axes: tuple[str, ...], causal: bool, order: str) -> Any:
-    return partial(ring_attention, causal=causal, scale=0.3, ring=axes, order=order)
+def around(axes: tuple[str, ...], causal: bool, order: str, window: int | None = None) -> Any:
+    return partial(ring_attention, causal=causal, scale=0.3, ring=axes, order=order, window=window)
 
 
 CASES = [
@@ -78,21 +78,32 @@ CASES = [
     (around, "two", True, "zigzag", "added"), (around, "two", False, "contiguous", "keys"),
     (gathered, "two", True, "contiguous", "none"), (gathered, "two", True, "zigzag", "rows"),
 ]  # fmt: skip
+WINDOWS = [
+    (around, "one", "contiguous", "none", 5), (around, "two", "contiguous", "none", 1),
+    (around, "two", "contiguous", "none", 4), (around, "two", "contiguous", "rows", 13),
+    (around, "two", "contiguous", "none", 14), (around, "two", "zigzag", "none", 5),
+    (around, "two", "zigzag", "added", 15), (gathered, "two", "contiguous", "keys", 7),
+    (gathered, "two", "zigzag", "none", 7),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(("way", "axes", "causal", "order", "mask"), CASES)
+@pytest.mark.parametrize(
+    ("way", "axes", "causal", "order", "mask", "window"),
+    [(*case, None) for case in CASES]
+    + [(way, axes, True, order, mask, window) for way, axes, order, mask, window in WINDOWS],
+)
 def test_values_and_gradients_are_those_of_one_device(
-    way: Any, axes: str, causal: bool, order: str, mask: str
+    way: Any, axes: str, causal: bool, order: str, mask: str, window: int | None
 ) -> None:
     with jax.enable_x64(True):
         rng = np.random.default_rng(0)
         q, k, v = (jnp.asarray(rng.normal(size=(B, n, S, D))) for n in (H, G, G))
         weights = jnp.asarray(rng.normal(size=q.shape))
         given = masks()[mask]
-        ours = split(way(AXES[axes], causal, order), given, AXES[axes], order)
+        ours = split(way(AXES[axes], causal, order, window), given, AXES[axes], order)
 
         def one(q: Any, k: Any, v: Any) -> Any:
-            return attention(q, k, v, given, causal=causal, scale=0.3)
+            return attention(q, k, v, given, causal=causal, scale=0.3, window=window)
 
         def both(function: Any) -> Any:
             def total(*given: Any) -> Any:
@@ -105,12 +116,22 @@ def test_values_and_gradients_are_those_of_one_device(
         np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-11)
 
 
-def test_forward_and_backward_send_as_often_as_their_docstring_says() -> None:
+@pytest.mark.parametrize(("order", "window", "shifts"), [
+    ("zigzag", None, 2 + 1),  # inside along b, then a step along a
+    ("zigzag", 2, 2 + 1),
+    ("contiguous", 14, 2 + 1),  # a row sees the piece two before its own
+    ("contiguous", 2, 2 + 1),  # and the one before, which comes along a to every second device
+    ("contiguous", 1, 1),
+])  # fmt: skip
+def test_forward_and_backward_send_as_often_as_their_docstring_says(
+    order: str, window: int | None, shifts: int
+) -> None:
     x = jax.ShapeDtypeStruct((B, H, S, D), jnp.float32)
-    run = split(around(("a", "b"), True, "zigzag"), None, ("a", "b"), "zigzag")
+    run = split(around(("a", "b"), True, order, window), None, ("a", "b"), order)
     text = jax.jit(jax.grad(lambda q, k, v: run(q, k, v).sum(), (0, 1, 2))).lower(x, x, x).as_text()
-    # inside along b, then a step along a: 1 and 2 of each array, thrice
-    assert text.count("collective_permute") == 2 * 3 * (2 + 1)
+    assert (
+        text.count("collective_permute") == 2 * 3 * shifts
+    )  # each array there, back, its gradient
 
 
 def test_places_in_zigzag() -> None:

@@ -40,6 +40,7 @@ def _rms_norm(w: Site) -> Expr:
 
 def _attention(w: Site) -> Expr:
     extra = ["causal=True"] if w.attrs["causal"] else []
+    extra += [f"window={w.attrs['window']}"] if "window" in w.attrs else []
     scale = w.attrs["scale"]
     if scale is not None and not math.isclose(scale, w.operands[0][-1] ** -0.5):
         extra.append(f"scale={number(scale)}")

@@ -9,17 +9,31 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from autopar.frontends.jax import views
 from autopar.frontends.jax.attention_logits import Climb, Logits, letter_at, letters_of
-from autopar.frontends.jax.draft import Builder, Draft, Node, Operand, Uniform, rewrite
+from autopar.frontends.jax.draft import (
+    Builder,
+    Draft,
+    Node,
+    Operand,
+    Uniform,
+    broadcast,
+    rewrite,
+)
+from autopar.frontends.jax.known_places import Places
 from autopar.frontends.jax.simplify import simplified
 from autopar.frontends.jax.views import Dims
+
+HIDES = -1e30
+"""Added to a score it leaves a weight of exactly 0, in bfloat16 too."""
 
 
 def attention_lifted(draft: Draft) -> Draft:
     """The draft with every softmax between two products replaced by an ``attention`` op."""
-    return simplified(rewrite(draft, _visit))
+    return simplified(rewrite(draft, partial(_visit, Places())))
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,24 +48,24 @@ class _Roles:
     depth: str
 
 
-def _visit(node: Node, builder: Builder) -> Sequence[Operand] | None:
+def _visit(places: Places, node: Node, builder: Builder) -> Sequence[Operand] | None:
     if node.kind != "einsum":
         return None
     for position in (0, 1):
-        attention = _attention(node, position, builder)
+        attention = _attention(node, position, Climb(builder, places))
         if attention is not None:
             return [attention]
     return None
 
 
-def _attention(second: Node, position: int, builder: Builder) -> Operand | None:
+def _attention(second: Node, position: int, above: Climb) -> Operand | None:
     """``position`` is the operand of ``second`` that holds the probabilities."""
+    builder = above.builder
     after, x = _views_above(second.inputs[position], builder)
     softmax = builder.made_by(x, "softmax")
     if softmax is None or softmax.attrs["dim"] != len(softmax.out.shape) - 1:
         return None
     start = letters_of(second.attrs["equation"])
-    above = Climb(builder)
     if not above.climb(softmax.inputs[0]):
         return None
     first = above.product
@@ -70,7 +84,8 @@ def _attention(second: Node, position: int, builder: Builder) -> Operand | None:
     in_p = [letter_at(d, letter_of) for d in now]
     if None in in_p:
         return None
-    roles = _roles(in_q, in_k, out, first, above.key_letter)
+    rows = letter_at(above.end[-2], letter_of) if len(above.end) > 1 else None
+    roles = _roles(in_q, in_k, out, first, above.key_letter, rows)
     if roles is None:
         return None
     v = second.inputs[1 - position]
@@ -95,9 +110,10 @@ def _views_above(x: Operand, builder: Builder) -> tuple[list[Node], Operand]:
 
 
 def _roles(
-    in_q: list[str], in_k: list[str], out: list[str], first: Node, key: str
+    in_q: list[str], in_k: list[str], out: list[str], first: Node, key: str, rows: str | None
 ) -> _Roles | None:
-    """Which operand is q does not matter here: the one without the key letter."""
+    """Which operand is q does not matter here: the one without the key letter. ``rows``: the letter
+    of the logits' last dim but one."""
     if key in in_q:
         in_q, in_k = in_k, in_q
         operand = first.inputs[1]
@@ -113,8 +129,13 @@ def _roles(
     head = shared[1] if len(shared) == 2 else None
     if len(queries) == 1:
         return _Roles(batch, head, queries[0], None, key, contracted[0])
+    if head is None:  # all heads share one key
+        if rows not in queries:
+            return None
+        repeat = next(c for c in queries if c != rows)
+        return _Roles(batch, None, rows, repeat, key, contracted[0])
     # grouped queries: the repeat follows its head
-    if head is None or in_q.index(head) + 1 >= len(in_q):
+    if in_q.index(head) + 1 >= len(in_q):
         return None
     repeat = in_q[in_q.index(head) + 1]
     if repeat not in queries:
@@ -163,18 +184,19 @@ def _emit(
         head = [roles.head] if roles.head else []
         k = laid(k, in_k, [*lead, *head, roles.key, roles.depth], (b, groups, t, width))
         v = laid(v, in_v, [*lead, *head, roles.key, depth], (b, groups, t, width))
-        masks = [_mask(m, d, letter_of, roles, builder) for m, d in logits.masks]
+        seen, given = _seen(logits, roles, s, t)
+        masks = [_mask(m, d, letter_of, roles, size, builder) for m, d in given]
     except _NotAttention:
         return None
-    if len(masks) > 1 or (logits.causal and s != t):
-        return None
+    if masks:
+        masks = [_joined(masks, builder)]
     usual = math.isclose(logits.scale, 1 / math.sqrt(width), rel_tol=1e-6)
     out = builder.op(
         "attention",
         (q, k, v, *masks),
         (b, groups * repeats, s, width),
         second.out.dtype,
-        causal=logits.causal,
+        **seen,
         scale=None if usual else logits.scale,
         dropout_p=0.0,
     )
@@ -213,11 +235,30 @@ class _NotAttention(Exception):
     """The operands cannot be laid out as attention's."""
 
 
+def _seen(
+    logits: Logits, roles: _Roles, s: int, t: int
+) -> tuple[dict[str, Any], list[tuple[Operand, Dims]]]:
+    """What attention says of the columns that a row sees, and the masks that are left to give."""
+    band = logits.band
+    if band is None:
+        return {"causal": False}, logits.masks
+    if band.row == roles.query and s == t and band.ahead == 0 and band.back >= 0:
+        window = {"window": int(band.back) + 1} if band.back < t - 1 else {}
+        return {"causal": True, **window}, logits.masks
+    return {"causal": False}, [*logits.places, *logits.masks]
+
+
 def _mask(
-    mask: Operand, dims: Dims, letter_of: dict[int, str], roles: _Roles, builder: Builder
+    mask: Operand,
+    dims: Dims,
+    letter_of: dict[int, str],
+    roles: _Roles,
+    sizes: dict[str, int],
+    builder: Builder,
 ) -> Operand:
     """A mask over the logits' dims as [b|1, h|1, s|1, t|1]."""
-    if isinstance(mask, Uniform) or roles.repeat is not None:
+    mask = views.unspread(mask, builder)
+    if isinstance(mask, Uniform):
         raise _NotAttention
     here = dims[len(dims) - len(mask.shape) :]
     letters = []
@@ -227,11 +268,51 @@ def _mask(
             raise _NotAttention
         if n != 1:
             letters.append(letter)
-    order = [roles.batch, roles.head, roles.query, roles.key]
+    heads = [roles.head, roles.repeat]
+    order = [roles.batch, *heads, roles.query, roles.key]
     present = [c for c in order if c in letters]
     if len(present) != len(letters):
         raise _NotAttention
     size = dict(zip(letters, (n for n in mask.shape if n != 1), strict=True))
     thin = builder.reshape(mask, tuple(size[c] for c in letters))
     moved = builder.transpose(thin, tuple(letters.index(c) for c in present if c))
-    return builder.reshape(moved, tuple(size.get(c, 1) if c else 1 for c in order))
+    if roles.head and roles.repeat and len({*heads} & size.keys()) == 1:  # of some heads alone
+        spread = {**size, **{c: sizes[c] for c in heads if c}}
+        moved = builder.reshape(moved, tuple(size.get(c, 1) for c in order if c in spread))
+        moved = builder.expand(moved, tuple(spread[c] for c in order if c in spread))
+        size = spread
+    of_heads = math.prod(size.get(c, 1) for c in heads if c)
+    last = (roles.query, roles.key)
+    shape = (size.get(roles.batch or "", 1), of_heads, *(size.get(c, 1) for c in last))
+    return builder.reshape(moved, shape)
+
+
+def _joined(masks: list[Operand], builder: Builder) -> Operand:
+    """Several as one: all of those that say where scores count, and the sum of what is added."""
+    whole: Operand | None = None
+    added = [m for m in masks if m.dtype != "bool"]
+    for kind, those in (("and", [m for m in masks if m.dtype == "bool"]), ("add", added)):
+        total: Operand | None = None
+        for mask in those:
+            total = mask if total is None else _both(kind, total, mask, builder)
+        if total is None:
+            continue
+        whole = total if whole is None else _hidden(whole, total, builder)
+    assert whole is not None
+    return whole
+
+
+def _both(kind: str, one: Operand, other: Operand, builder: Builder) -> Operand:
+    shape = broadcast(one.shape, other.shape)
+    if shape is None or one.dtype != other.dtype:
+        raise _NotAttention
+    return builder.op(kind, (one, other), shape, one.dtype)
+
+
+def _hidden(counts: Operand, added: Operand, builder: Builder) -> Operand:
+    """What is added to the scores that count, and hides the others."""
+    shape = broadcast(counts.shape, added.shape)
+    if shape is None:
+        raise _NotAttention
+    hides = Uniform(HIDES, added.dtype)
+    return builder.op("where", (counts, added, hides), shape, added.dtype)

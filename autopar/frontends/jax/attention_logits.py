@@ -1,34 +1,56 @@
 """From a softmax up to the product before it: the scale and the masks between them.
 
-Indices of the product are followed through views as `views.Factor`.
+Indices of the product are followed through views as `views.Factor`. What a mask of places says of
+rows and columns (`known_places`) is joined: each row sees a band of columns.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from autopar.frontends.jax import views
 from autopar.frontends.jax.draft import Builder, Node, Operand, Uniform, Value
+from autopar.frontends.jax.known_places import Places
 from autopar.frontends.jax.views import Dims
+from autopar.frontends.shared.facts import Test, inverse
 
 MASKED = -1e4  # a fill below this is a mask
 
 
+@dataclass(frozen=True, slots=True)
+class Band:
+    """Rows, by their letter, see the columns from ``back`` before their own place to ``ahead``."""
+
+    row: str
+    back: float = math.inf
+    ahead: float = math.inf
+
+    def within(self, other: Band) -> Band:
+        return Band(self.row, min(self.back, other.back), min(self.ahead, other.ahead))
+
+
 @dataclass(slots=True)
 class Logits:
-    """What stands between the first product and the softmax."""
+    """What stands between the first product and the softmax.
+
+    masks:  where scores count, or what is added to them.
+    band:   what the masks in ``places`` say together, which are not among those.
+    """
 
     product: Node
     scale: float = 1.0
-    causal: bool = False
     masks: list[tuple[Operand, Dims]] = field(default_factory=list)
+    band: Band | None = None
+    places: list[tuple[Operand, Dims]] = field(default_factory=list)
 
 
 class Climb:
     """From the softmax up to the first product, then the way down again with the indices."""
 
-    def __init__(self, builder: Builder) -> None:
+    def __init__(self, builder: Builder, places: Places) -> None:
         self.builder = builder
+        self.places = places
         self.chain: list[Node] = []
         self.product: Node | None = None
         self.end: Dims = []
@@ -76,7 +98,7 @@ class Climb:
                     return None
             elif node.kind in ("mul", "div"):
                 number = node.inputs[1]
-                if not isinstance(number, Uniform) or scores.masks or scores.causal:
+                if not isinstance(number, Uniform) or scores.masks or scores.places:
                     return None
                 scores.scale *= number.value if node.kind == "mul" else 1 / number.value
             elif node.kind in ("add", "where") and not self._mask(node, now, scores, letter_of):
@@ -97,16 +119,13 @@ class Climb:
             logits = self._operand(node)
             bias = node.inputs[1] if node.inputs[0] is logits else node.inputs[0]
             chosen = self.builder.made_by(bias, "where")
-            if chosen is None:
-                if isinstance(bias, Uniform):
-                    return False
-                scores.masks.append((bias, dims))
-                return True
-            condition, a, b = chosen.inputs
+            condition, a, b = (bias, bias, bias) if chosen is None else chosen.inputs
             zero = b if isinstance(a, Uniform) and a.value < MASKED else a
             fill, keep = (a, False) if zero is b else (b, True)
-            if not isinstance(zero, Uniform) or zero.value != 0:
-                return False
+            hides = isinstance(fill, Uniform) and fill.value <= MASKED
+            if not hides or not isinstance(zero, Uniform) or zero.value != 0:
+                scores.masks.append((bias, dims))
+                return not isinstance(bias, Uniform)
         if not isinstance(fill, Uniform) or fill.value > MASKED:
             return False
         return self._condition(condition, keep, dims, scores, letters)
@@ -115,49 +134,48 @@ class Climb:
         self, mask: Operand, keep: bool, dims: Dims, scores: Logits, letters: dict[int, str]
     ) -> bool:
         """``mask`` says where logits are kept (or, without ``keep``, where they are not)."""
+        band = self._band(mask, keep, dims, letters)
+        if band is not None and (scores.band is None or scores.band.row == band.row):
+            scores.band = band if scores.band is None else scores.band.within(band)
+            scores.places.append((self._kept(mask, keep), dims))
+            return True
         negated = self.builder.made_by(mask, "not")
         if negated is not None:
             return self._condition(negated.inputs[0], not keep, dims, scores, letters)
         both = self.builder.made_by(mask, "and") if keep else None
         if both is not None:
             return all(self._condition(m, True, dims, scores, letters) for m in both.inputs)
-        if self._is_causal(mask, keep, dims, letters):
-            scores.causal = True
-        elif keep:
-            scores.masks.append((mask, dims))
-        else:
-            assert isinstance(mask, Value)
-            kept = self.builder.op("not", (mask,), mask.shape, "bool")
-            scores.masks.append((kept, dims))
+        scores.masks.append((self._kept(mask, keep), dims))
         return True
 
-    def _is_causal(self, mask: Operand, keep: bool, dims: Dims, letters: dict[int, str]) -> bool:
-        """``row >= column`` over positions 0, 1, ... of the last dim and of one before it."""
-        expanded = self.builder.made_by(mask, "expand", "reshape")
-        while expanded is not None:
-            mask = expanded.inputs[0]
-            expanded = self.builder.made_by(mask, "expand", "reshape")
-        node = self.builder.made_by(mask, *(("ge", "le") if keep else ("lt", "gt")))
-        if node is None:
-            return False
-        row, column = node.inputs
-        if node.kind in ("le", "gt"):
-            row, column = column, row
-        sizes = [self._positions(row), self._positions(column)]
-        if sizes[0] is None or sizes[0] != sizes[1]:
-            return False
-        shape = row.shape
-        where = [i - len(shape) for i, n in enumerate(shape) if n != 1]
-        at_end = column.shape[-1:] == (sizes[1],) and len(where) == 1 and where[0] == -2
-        return at_end and letter_at(dims[-2], letters) is not None
+    def _kept(self, mask: Operand, keep: bool) -> Operand:
+        """Where logits are kept; an op that nothing reads is dropped later."""
+        return mask if keep else self.builder.op("not", (mask,), mask.shape, "bool")
 
-    def _positions(self, x: Operand) -> int | None:
-        node = self.builder.made_by(x, "reshape", "arange")
-        if node is not None and node.kind == "reshape":
-            node = self.builder.made_by(node.inputs[0], "arange")
-        if node is None or (node.attrs["start"], node.attrs["step"]) != (0, 1):
+    def _band(self, mask: Operand, keep: bool, dims: Dims, letters: dict[int, str]) -> Band | None:
+        """What a mask says that compares places of a row and of the column, the last dim."""
+        test = self.places.fact(mask, self.builder)
+        if isinstance(test, Test) and not keep:
+            test = inverse(test)
+        if not isinstance(test, Test) or not test.least:
             return None
-        return int(node.attrs["stop"])
+        rows: set[int] = set()
+        back = ahead = math.inf
+        for coefficients, const in test.least:
+            counting = {d: c for d, c in enumerate(coefficients) if c}
+            column = counting.pop(len(coefficients) - 1, 0)
+            row = sum(counting.values())
+            if len(counting) != 1 or abs(row) != 1 or row != -column:
+                return None
+            rows.update(counting)
+            if row == 1:  # row - column + const >= 0
+                ahead = min(ahead, const)
+            else:
+                back = min(back, const)
+        if len(rows) != 1:
+            return None
+        letter = letter_at(dims[rows.pop() - len(test.shape)], letters)
+        return Band(letter, back, ahead) if letter else None
 
 
 def letters_of(equation: str) -> list[list[str]]:

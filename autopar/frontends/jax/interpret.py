@@ -226,7 +226,9 @@ def _attention(attrs: Mapping[str, Any], q: Any, k: Any, v: Any, mask: Any = Non
     q = q.reshape(b, g, h // g, s, d)
     logits = jnp.einsum("bgrsd,bgtd->bgrst", q, k) * scale
     if attrs["causal"]:
-        logits = jnp.where(jnp.tril(jnp.ones((s, t), bool)), logits, -jnp.inf)
+        seen = jnp.tril(jnp.ones((s, t), bool))
+        seen &= ~jnp.tril(seen, -attrs.get("window", s + t))
+        logits = jnp.where(seen, logits, jnp.finfo(logits.dtype).min)
     if mask is not None:
         shape = (b, h, s, t)
         mask = jnp.broadcast_to(mask, shape).reshape(b, g, h // g, s, t)

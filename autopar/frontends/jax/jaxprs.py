@@ -29,6 +29,7 @@ from autopar.frontends.jax.derivatives import (
 )
 from autopar.frontends.jax.draft import Builder, Draft, Node, Operand, Uniform, Value
 from autopar.frontends.jax.errors import ComplexNumbers, ControlFlow, LargeConstant
+from autopar.frontends.jax.known_arrays import made_of_places
 from autopar.frontends.jax.known_numbers import (
     COMPLEX,
     exact_number,
@@ -134,6 +135,8 @@ class _Walker:
         if is_one_number(array):
             number = exact_number(array.flat[0]) if array.ndim else plain(array.flat[0])
             return Uniform(number, str(array.dtype), array.shape)
+        if (made := made_of_places(array, self.builder)) is not None:
+            return made
         if self.constants is not None and is_data(array):
             return self.constants.value(value)
         if array.size > MOST_ELEMENTS:

@@ -72,6 +72,7 @@ def _size(draft: Draft) -> tuple[Any, ...]:
 def _visit(node: Node, builder: Builder) -> Sequence[Operand] | None:
     if node.kind in ELEMENTWISE:
         simpler = folded(node) or _neutral(node, builder) or _mean(node, builder)
+        simpler = simpler or _reduced_as_viewed(node, builder)
         if simpler is not None:
             return [simpler]
         return _broadcasting(node, builder)
@@ -223,3 +224,31 @@ def _keepdim(node: Node, builder: Builder) -> Sequence[Operand] | None:
         return None
     attrs = {**reduction.attrs, "keepdim": True}
     return [builder.op(reduction.kind, (x,), node.out.shape, node.out.dtype, **attrs)]
+
+
+def _reduced_as_viewed(node: Node, builder: Builder) -> Operand | None:
+    """A difference of a view and of what was reduced before it: `vmap` has a softmax so. The view
+    is reduced then, which keeps its dims."""
+    if node.kind != "sub" or not all(isinstance(x, Value) for x in node.inputs):
+        return None
+    x, reduced = node.inputs
+    view = builder.made_by(x, *views.VIEWS)
+    chain: list[Node] = []
+    while (step := builder.made_by(reduced, "detach", *views.VIEWS)) is not None:
+        chain.insert(0, step)
+        reduced = step.inputs[0]
+    reduction = builder.made_by(reduced, *REDUCTIONS)
+    if view is None or reduction is None or reduction.inputs != view.inputs:
+        return None
+    if len(node.inputs[1].shape) != len(x.shape):
+        return None
+    moved = [s for s in chain if s.kind != "detach"]
+    kept = tuple(1 if m == 1 else n for n, m in zip(x.shape, node.inputs[1].shape, strict=True))
+    dims = tuple(d for d, (n, m) in enumerate(zip(x.shape, kept, strict=True)) if n != m)
+    if kept != node.inputs[1].shape or not views.same_as_reduced(view, reduction, moved):
+        return None
+    attrs = {**reduction.attrs, "dims": dims, "keepdim": True}
+    again: Operand = builder.op(reduction.kind, (x,), kept, reduction.out.dtype, **attrs)
+    if len(moved) < len(chain):
+        again = builder.op("detach", (again,), kept, again.dtype)
+    return builder.op("sub", (x, again), node.out.shape, node.out.dtype)

@@ -68,6 +68,57 @@ def followed(dims: Dims, node: Node) -> Dims | None:
     return reshaped(dims, node.out.shape)
 
 
+def same_as_reduced(view: Node, reduction: Node, chain: Sequence[Node]) -> bool:
+    """Whether ``chain``, of views behind ``reduction`` of the operand of ``view``, puts at each dim
+    what ``view`` has there, or a one for what is reduced."""
+    start, reduced = factored(view.inputs[0].shape), reduction.attrs["dims"]
+    viewed = followed(start, view)
+    rest: Dims | None = [[] if d in reduced else dim for d, dim in enumerate(start)]
+    if not reduction.attrs["keepdim"]:
+        rest = [dim for d, dim in enumerate(start) if d not in reduced]
+    for node in chain:
+        rest = None if rest is None else followed(rest, node)
+    if viewed is None or rest is None or len(viewed) != len(rest):
+        return False
+    gone = {leaf for d in reduced for leaf in _leaves(start[d])}
+    return all(
+        _leaves(left) == (_leaves(whole) if not gone.issuperset(_leaves(whole)) else [])
+        for whole, left in zip(viewed, rest, strict=True)
+    )
+
+
+def unspread(x: Operand, builder: Builder) -> Operand:
+    """``x`` of the same rank, with one in the place of dims along which it was only spread."""
+    chain: list[Node] = []
+    y = x
+    while (node := builder.made_by(y, *VIEWS)) is not None:
+        chain.insert(0, node)
+        y = node.inputs[0]
+    spread = builder.made_by(y, "expand")
+    if spread is None:
+        return x
+    inner = spread.inputs[0]
+    shape = (1,) * (len(y.shape) - len(inner.shape)) + inner.shape
+    start = factored(y.shape)
+    end: Dims | None = start
+    for node in chain:
+        end = None if end is None else followed(end, node)
+    if end is None:
+        return x
+    gone = {leaf for d, n in enumerate(shape) if n == 1 for leaf in _leaves(start[d])}
+    target = list(x.shape)
+    for d, dim in enumerate(end):
+        if dim and gone.issuperset(_leaves(dim)):
+            target[d], end[d] = 1, []
+        elif gone.intersection(_leaves(dim)):
+            return x
+    thin = builder.reshape(inner, shape)
+    kept = [[] if n == 1 else dim for n, dim in zip(shape, start, strict=True)]
+    for kind, argument in between(kept, shape, end, tuple(target)):
+        thin = getattr(builder, kind)(thin, argument)
+    return unspread(thin, builder)
+
+
 def shortened(node: Node, builder: Builder) -> Sequence[Operand] | None:
     """The view ``node`` with all views that it reads from, if that takes fewer ops."""
     chain = [node]

@@ -11,10 +11,11 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from autopar.frontends.pytorch.facts import Choice, Fact, Facts, Test
+from autopar.frontends.pytorch.index_facts import Facts
 from autopar.frontends.pytorch.ir import Links, Node, Shape, Value, replace
 from autopar.frontends.pytorch.mask_forms import HUGE, Form, form_of, has_mask
 from autopar.frontends.pytorch.program import Program
+from autopar.frontends.shared.facts import Choice, Fact, Test
 from autopar.nouns.graph import Graph, Op, with_ops
 
 Scope = tuple[list[Node], Links, Facts]

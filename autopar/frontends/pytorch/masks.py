@@ -8,12 +8,12 @@ from collections.abc import Callable
 import numpy as np
 
 from autopar.frontends.pytorch.documents import lift_documents
-from autopar.frontends.pytorch.facts import Affine, Choice, Fact, Facts, Test
-from autopar.frontends.pytorch.indices import find_facts
+from autopar.frontends.pytorch.index_facts import Facts, find_facts
 from autopar.frontends.pytorch.ir import Links, Node, Shape, Value, final, replace
 from autopar.frontends.pytorch.mask_forms import form_of, has_mask, seen
 from autopar.frontends.pytorch.program import Body, Program
 from autopar.frontends.pytorch.unfused import lift_attention
+from autopar.frontends.shared.facts import Affine, Choice, Fact, Test
 
 Emit = Callable[..., Value]
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from autopar.frontends.pytorch.facts import Choice, Facts
+from autopar.frontends.pytorch.index_facts import Facts
 from autopar.frontends.pytorch.ir import Links, Node, Value
 from autopar.frontends.pytorch.mask_forms import seen
+from autopar.frontends.shared.facts import Choice
 
 
 def lift_attention(nodes: list[Node], results: set[Value], facts: Facts) -> None:

@@ -7,7 +7,7 @@ GPU     cuDNN's, by `jax.nn.dot_product_attention`             bfloat16 or float
                                                                most 128 and a multiple of 8, from
                                                                compute capability 8.0 on
 TPU     splash attention, a Pallas kernel that jax brings; of  bfloat16, both lengths a multiple of
-        a causal mask it computes what shows                   128
+        a causal mask or a window it computes what shows       128
 ======  =====================================================  =====================================
 """
 
@@ -33,7 +33,8 @@ def platform() -> str:
 
 
 def kernel_for(q: Array, k: Array) -> Any:
-    """The function of (q, k, v, causal, scale) that attends by a kernel; None: there is none."""
+    """The function of (q, k, v, causal, scale, window) that attends by a kernel; None: there is
+    none."""
     on = platform()
     if on in ("gpu", "cuda") and _cudnn_can(q, k):
         return by_cudnn
@@ -50,17 +51,21 @@ def _cudnn_can(q: Array, k: Array) -> bool:
     return float(getattr(jax.local_devices()[0], "compute_capability", "0")) >= 8.0
 
 
-def by_cudnn(q: Array, k: Array, v: Array, causal: bool, scale: Any) -> Array:
+def by_cudnn(
+    q: Array, k: Array, v: Array, causal: bool, scale: Any, window: int | None = None
+) -> Array:
     turned = (x.swapaxes(1, 2) for x in (q, k, v))
+    back = None if window is None else (window - 1, 0)
     attended = jax.nn.dot_product_attention(
-        *turned, scale=scale, is_causal=causal, implementation="cudnn"
+        *turned, scale=scale, is_causal=causal, local_window_size=back, implementation="cudnn"
     )
     return attended.swapaxes(1, 2)
 
 
 def by_splash(
-    q: Array, k: Array, v: Array, causal: bool, scale: Any, interpret: bool = False
-) -> Array:
+    q: Array, k: Array, v: Array, causal: bool, scale: Any, window: int | None = None,
+    interpret: bool = False,
+) -> Array:  # fmt: skip
     """Keeps what it gives and a number for each row, under the name that layers keep results by.
 
     ``interpret``: on any device, in place of the kernel.
@@ -70,7 +75,9 @@ def by_splash(
 
     rows, columns = (next(n for n in _TILES if not x.shape[2] % n) for x in (q, k))
     shape = (q.shape[2], k.shape[2])
-    mask = masks.CausalMask(shape) if causal else masks.FullMask(shape)
+    mask: Any = masks.CausalMask(shape) if causal else masks.FullMask(shape)
+    if window is not None:
+        mask = masks.LocalMask(shape, window_size=(window - 1, 0), offset=0)
     kernel = splash.make_splash_mha_single_device(
         masks.MultiHeadMask([mask] * q.shape[1]),
         block_sizes=splash.BlockSizes(

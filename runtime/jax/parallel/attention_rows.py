@@ -7,7 +7,8 @@ are all that is kept (Rabe and Staats 2021, "Self-attention does not need O(n^2)
 keys whole).
 
 Where the device has a kernel (`attention_kernels`) and neither a mask nor a piece of the queries is
-given, that runs; all else the loop does, on every device.
+given, that runs; all else the loop does, on every device. Of a window a block of rows takes the
+keys that any of them sees; not beside a mask, for a row that it hides whole sees all keys alike.
 """
 
 from __future__ import annotations
@@ -39,10 +40,11 @@ def attention(
     scale: Any = None,
     rows: Axes = (),
     order: str = "",
+    window: int | None = None,
 ) -> Array:
     """softmax(scale * q k^T + mask) v: q [b, h, s, d], k and v [b, g, t, d], h a multiple of g.
 
-    The softmax is computed in at least float32; ``scale`` None is ``1 / sqrt(d)``. A boolean mask
+    ``window``: of a causal mask a row sees so many columns, itself the last. The softmax is computed in at least float32; ``scale`` None is ``1 / sqrt(d)``. A boolean mask
     says which scores count, another one is added; a row that has none gets the mean of v. Of ranks
     along ``rows`` each has a piece of the queries, one behind the other or in zigzag ``order``: a
     causal mask shows them the keys up to their own places in the whole sequence.
@@ -50,15 +52,21 @@ def attention(
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     kernel = kernel_for(q, k) if mask is None and not rows else None
     if kernel is not None:
-        made: Array = kernel(q, k, v, causal, scale)
+        made: Array = kernel(q, k, v, causal, scale, window)
         return made
     # a loop's results have no other mark that a layer could keep them by
-    here = partial(_rows, causal=causal, scale=scale, axes=rows, order=order, count=q.shape[2])
+    here = partial(
+        _rows, causal=causal, scale=scale, axes=rows, order=order, count=q.shape[2], window=window
+    )
     return checkpoint_name(_by_rows(here, q, k, v, mask), "attention")
 
 
-def rows_of_block(s: int, t: int, d: int) -> int:
-    """How many of ``s`` rows are one block: as many as have no more scores than q has numbers."""
+def rows_of_block(s: int, t: int, d: int, window: int | None = None) -> int:
+    """How many of ``s`` rows are one block: as many as have no more scores than q has numbers; of a
+    window no more than it is wide, which see less than two of it."""
+    if window is not None:
+        widest = max(LEAST_ROWS, window)
+        return min(s, widest, max(LEAST_ROWS, s * d // (2 * widest)))
     return min(s, max(LEAST_ROWS, s * d // t))
 
 
@@ -73,22 +81,26 @@ def _rows(
     axes: Axes,
     order: str,
     count: int,
+    window: int | None,
 ) -> Array:
     """A block of the ``count`` rows here, the first of which is row number ``first`` of these, as
     products and a softmax."""
     b, h, s, d = q.shape
+    places, start = first + jnp.arange(s), 0
+    if causal and axes:
+        rank, ways = lax.axis_index(axes), lax.axis_size(axes)
+        places = places_in_whole(places, count, rank, ways, order)
+    if window is not None and mask is None and order != "zigzag":
+        width = min(k.shape[2], s + window - 1)
+        start = jnp.clip(places[0] - (window - 1), 0, k.shape[2] - width)
+        k, v = (lax.dynamic_slice_in_dim(x, start, width, 2) for x in (k, v))
     g, t = k.shape[1:3]
     q = q.reshape(b, g, h // g, s, d)
     scores = jnp.einsum("bgrsd,bgtd->bgrst", q, k)
     scores = scores.astype(jnp.promote_types(scores.dtype, jnp.float32)) * scale
     least = jnp.finfo(scores.dtype).min
     if causal:
-        rows = first + jnp.arange(s)
-        if axes:
-            rank, ways = lax.axis_index(axes), lax.axis_size(axes)
-            rows = places_in_whole(rows, count, rank, ways, order)
-        columns = jnp.arange(t)
-        scores = jnp.where(rows[:, None] >= columns, scores, least)
+        scores = jnp.where(seen(places, start + jnp.arange(t), window), scores, least)
     if mask is not None:
         mask = jnp.broadcast_to(mask, (b, h, s, t)).reshape(scores.shape)
         scores = jnp.where(mask, scores, least) if mask.dtype == jnp.bool_ else scores + mask
@@ -97,21 +109,22 @@ def _rows(
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _by_rows(rows: Callable[..., Array], q: Array, k: Array, v: Array, mask: Array) -> Array:
+def _by_rows(rows: partial[Array], q: Array, k: Array, v: Array, mask: Array) -> Array:
     """``rows(q, k, v, mask, first)`` a block at a time."""
 
     def block(first: Any, size: int, out: Array) -> Array:
         made = rows(rows_cut(q, first, size), k, v, rows_cut(mask, first, size), first)
         return lax.dynamic_update_slice_in_dim(out, made, first, 2)
 
-    return over_blocks(q, k, block, jnp.zeros(q.shape, v.dtype))
+    window = rows.keywords["window"] if mask is None else None
+    return over_blocks(q, k, block, jnp.zeros(q.shape, v.dtype), window)
 
 
-def _forward(rows: Any, q: Array, k: Array, v: Array, mask: Array) -> tuple[Array, Any]:
+def _forward(rows: partial[Array], q: Array, k: Array, v: Array, mask: Array) -> tuple[Array, Any]:
     return _by_rows(rows, q, k, v, mask), (q, k, v, mask)
 
 
-def _backward(rows: Callable[..., Array], kept: Any, g: Array) -> tuple[Array, ...]:
+def _backward(rows: partial[Array], kept: Any, g: Array) -> tuple[Array, ...]:
     q, k, v, mask = kept
     biased = mask is not None and mask.dtype != jnp.bool_
 
@@ -135,7 +148,8 @@ def _backward(rows: Callable[..., Array], kept: Any, g: Array) -> tuple[Array, .
         jnp.zeros(x.shape, jnp.promote_types(x.dtype, jnp.float32))
         for x in (k, v, *((mask,) if biased else ()))
     ]
-    dq, dk, dv, *bias = over_blocks(q, k, block, tuple(zeros))
+    window = rows.keywords["window"] if mask is None else None
+    dq, dk, dv, *bias = over_blocks(q, k, block, tuple(zeros), window)
     last = bias[0].astype(mask.dtype) if biased else None
     return dq, dk.astype(k.dtype), dv.astype(v.dtype), last
 
@@ -143,10 +157,12 @@ def _backward(rows: Callable[..., Array], kept: Any, g: Array) -> tuple[Array, .
 _by_rows.defvjp(_forward, _backward)
 
 
-def over_blocks(q: Array, k: Array, block: Callable[..., Any], start: Any) -> Any:
+def over_blocks(
+    q: Array, k: Array, block: Callable[..., Any], start: Any, window: int | None = None
+) -> Any:
     """``block(first row, rows, so far)`` for every block of the rows of q, the last one shorter."""
     s, d = q.shape[2:]
-    size = rows_of_block(s, k.shape[2], d)
+    size = rows_of_block(s, k.shape[2], d, window)
     rest = s % size
 
     # no `fori_loop`, which would be a scan: jax takes what hangs on the counter alone, as causal
@@ -166,6 +182,12 @@ def rows_cut(x: Array, first: Any, size: int) -> Array:
     if x is None or x.shape[2] == 1:
         return x
     return lax.dynamic_slice_in_dim(x, first, size, 2)
+
+
+def seen(rows: Array, columns: Array, window: int | None) -> Array:
+    """Which of ``columns`` causal rows see, by their places: [rows, columns]."""
+    back = rows[:, None] - columns
+    return (back >= 0) if window is None else (back >= 0) & (back < window)
 
 
 def _put_or_add(total: Array, piece: Array, first: Any) -> Array:

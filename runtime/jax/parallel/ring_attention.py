@@ -8,11 +8,13 @@ Over several axes they go all the way along the last for each step along the one
 
 A device's program does not know which piece it has, so what is hidden of a piece by its place is
 left out by `lax.cond`: of n devices with pieces one behind the other all wait for the last, in
-zigzag every step is half of a piece for each.
+zigzag every step is half of a piece for each. Of a window, with pieces one behind the other, those
+that nobody sees do not come around.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +25,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
-from autopar.runtime.jax.parallel.attention_rows import over_blocks, rows_cut
+from autopar.runtime.jax.parallel.attention_rows import over_blocks, rows_cut, seen
 from autopar.runtime.jax.parallel.collectives import Axes
 from autopar.runtime.jax.parallel.tables import MOVED, Array
 from autopar.runtime.jax.parallel.zigzag import places_in_whole, to_zigzag
@@ -42,6 +44,16 @@ class Ring:
     order: str
     causal: bool
     scale: float
+    window: int | None = None
+
+    def rounds(self, rows: int) -> tuple[int, ...]:
+        """How many pieces, of so many ``rows``, come along each axis: all, but for what lies
+        further back than a window along the first."""
+        ways = tuple(lax.axis_size(axis) for axis in self.axes)
+        if self.window is None or self.order == "zigzag":
+            return ways
+        behind = -(-(self.window - 1) // (rows * math.prod(ways[1:])))
+        return (min(ways[0], 1 + behind), *ways[1:])
 
 
 def ring_attention(
@@ -54,15 +66,17 @@ def ring_attention(
     *,
     ring: Axes,
     order: str = "",
+    window: int | None = None,
 ) -> Array:
     """This device's rows of ``softmax(scale * q k^T + mask) v`` over whole sequences, of which the
     n devices along ``ring`` have equal pieces, one behind the other or in zigzag ``order``.
 
     q [b, h, s/n, d], k and v [b, g, t/n, d] -> [b, h, s/n, d]; ``mask`` [.., s/n or 1, t or 1] has
-    the columns of all, in their own order, and no gradient.
+    the columns of all, in their own order, and no gradient. ``window``: of a causal mask a row sees
+    so many columns, itself the last.
 
-    Forward sends k and v n - 1 times by `lax.ppermute`; backward sends them, and their gradients in
-    at least float32, as often. Kept for backward: q, k, v, the result and the logarithm of the sums
+    Forward sends k and v n - 1 times by `lax.ppermute`, or as far as a window of pieces one behind
+    the other reaches; backward sends them, and their gradients in at least float32, as often. Kept for backward: q, k, v, the result and the logarithm of the sums
     by which a row's weights are made of its scores again (under a mask the sums and the maxima).
     """
     axes = (ring,) if isinstance(ring, str) else tuple(ring)
@@ -72,7 +86,7 @@ def ring_attention(
         mask = jnp.broadcast_to(mask, (*mask.shape[:3], columns))
         mask = to_zigzag(mask, 3, lax.axis_size(axes)) if order == "zigzag" else mask
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    made: Array = _attended(Ring(axes, order, causal, scale), q, k, v, mask)
+    made: Array = _attended(Ring(axes, order, causal, scale, window), q, k, v, mask)
     return made
 
 
@@ -95,7 +109,7 @@ def _attended_forward(ring: Ring, q: Array, k: Array, v: Array, mask: Array) -> 
         run = partial(_add_softmax, ring.scale, q, *pair)
         state = _seen_of(ring, back, s, k.shape[2], mask, run, state)
 
-    _around((k, v), ring.axes, visit)
+    _around((k, v), ring.axes, ring.rounds(s), visit)
     sums, top, total = state
     # MOVED: to make them again keys and values would go around again
     out = checkpoint_name((sums / total).astype(v.dtype), MOVED)
@@ -118,7 +132,7 @@ def _attended_backward(ring: Ring, kept: Any, g: Array) -> tuple[Any, ...]:
         dq, dk, dv = _seen_of(ring, back, q.shape[2], k.shape[2], mask, run, (dq, *zeros))
         return dk, dv
 
-    dk, dv = _there_and_back((k, v), ring.axes, visit)
+    dk, dv = _there_and_back((k, v), ring.axes, ring.rounds(q.shape[2]), visit)
     return dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype), None
 
 
@@ -129,38 +143,45 @@ _attended.defvjp(_attended_forward, _attended_backward)
 
 
 def _around(
-    pair: Pair, axes: tuple[str, ...], visit: Callable[..., None], back: tuple[int, ...] = ()
+    pair: Pair,
+    axes: tuple[str, ...],
+    rounds: tuple[int, ...],
+    visit: Callable[..., None],
+    back: tuple[int, ...] = (),
 ) -> None:
     """``visit(pair, back)`` of each piece, the own first; ``back``: of as many devices before this
     one along each axis."""
     if not axes:
         visit(pair, back)
         return
-    ways = lax.axis_size(axes[0])
-    for step in range(ways):
-        coming = _sent_on(pair, axes[0]) if step + 1 < ways else pair
-        _around(pair, axes[1:], visit, (*back, step))
+    for step in range(rounds[0]):
+        coming = _sent_on(pair, axes[0]) if step + 1 < rounds[0] else pair
+        _around(pair, axes[1:], rounds[1:], visit, (*back, step))
         pair = coming
 
 
 def _there_and_back(
-    pair: Pair, axes: tuple[str, ...], visit: Callable[..., Pair], back: tuple[int, ...] = ()
+    pair: Pair,
+    axes: tuple[str, ...],
+    rounds: tuple[int, ...],
+    visit: Callable[..., Pair],
+    back: tuple[int, ...] = (),
 ) -> Pair:
     """`_around`, where ``visit`` gives this device's part of its piece's gradient: the sum of all
     devices' parts for the own piece. It begins on the device after its own and follows the piece,
     whose last step is home."""
     if not axes:
         return visit(pair, back)
-    ways = lax.axis_size(axes[0])
+    last = rounds[0] - 1
     own = behind = None
-    for step in range(ways):
-        coming = _sent_on(pair, axes[0]) if step + 1 < ways else pair
-        part = _there_and_back(pair, axes[1:], visit, (*back, step))
+    for step in range(rounds[0]):
+        coming = _sent_on(pair, axes[0]) if step < last else pair
+        part = _there_and_back(pair, axes[1:], rounds[1:], visit, (*back, step))
         if step == 0:
             own = part
         else:
             part = part if behind is None else _added(part, behind)
-            behind = _sent_on(part, axes[0])
+            behind = _sent_on(part, axes[0], 1 if step < last else -last)
         pair = coming
     assert own is not None
     return own if behind is None else _added(own, behind)
@@ -170,11 +191,11 @@ def _added(one: Pair, other: Pair) -> Pair:
     return one[0] + other[0], one[1] + other[1]
 
 
-def _sent_on(pair: Pair, axis: str) -> Pair:
-    """What the device before this one along ``axis`` has."""
+def _sent_on(pair: Pair, axis: str, by: int = 1) -> Pair:
+    """What the device ``by`` places before this one along ``axis`` has."""
     ways = lax.axis_size(axis)
-    to_next = [(i, (i + 1) % ways) for i in range(ways)]
-    keys, values = (lax.ppermute(x, axis, to_next) for x in pair)
+    to_others = [(i, (i + by) % ways) for i in range(ways)]
+    keys, values = (lax.ppermute(x, axis, to_others) for x in pair)
     return keys, values
 
 
@@ -197,25 +218,35 @@ def _seen_of(
     rank, ways = lax.axis_index(ring.axes), lax.axis_size(ring.axes)
     piece = _piece(ring, back)
 
+    def by_place(rows: Array, first: Any) -> Any:
+        places = places_in_whole(rows, s, rank, ways, ring.order)
+        columns = places_in_whole(jnp.arange(t), t, piece, ways, ring.order)
+        return seen(places, columns, ring.window), None
+
     def hide(rows: Array, first: Any) -> Any:
         """Of a mask: which scores count, and what is added to them."""
         here = lax.dynamic_slice_in_dim(mask, piece * t, t, 3)
         here = rows_cut(here, first, rows.size)
-        seen, added = (here, None) if here.dtype == jnp.bool_ else (None, here)
+        counts, added = (here, None) if here.dtype == jnp.bool_ else (None, here)
         if ring.causal:
-            places = places_in_whole(rows, s, rank, ways, ring.order)
-            columns = places_in_whole(jnp.arange(t), t, piece, ways, ring.order)
-            before = places[:, None] >= columns
-            seen = before if seen is None else seen & before
-        return seen, added
+            before, _ = by_place(rows, first)
+            counts = before if counts is None else counts & before
+        return counts, added
 
     def triangle(rows: Array, first: Any) -> Any:
-        return rows[:, None] >= jnp.arange(t), None
+        return seen(rows, jnp.arange(t), None), None
 
     if mask is not None:  # a row that it hides whole sees all alike, those after it too
         return run((0, s), t, hide, carry)
     if not ring.causal:
         return run((0, s), t, None, carry)
+    if ring.window is not None:
+        if ring.order == "zigzag" or not any(back):
+            return run((0, s), t, by_place, carry)
+        before: Carry = lax.cond(
+            piece < rank, lambda c: run((0, s), t, by_place, c), lambda c: c, carry
+        )
+        return before
     if not any(back):
         return run((0, s), t, triangle, carry)
 

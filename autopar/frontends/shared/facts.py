@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from autopar.frontends.pytorch.ir import Shape, Value
-
+Shape = tuple[int, ...]
 Expression = tuple[tuple[int, ...], int]  # coefficient per dim, constant
 
 
@@ -46,7 +45,6 @@ class Choice:
 
 
 Fact = Affine | Test | Choice
-Facts = dict[Value, Fact]
 
 
 def affine(shape: Shape, coefficients: tuple[int, ...], const: int) -> Affine:
@@ -75,3 +73,18 @@ def inverse(fact: Test) -> Test | None:
         return None
     ((coefficients, const),) = fact.least
     return holding(fact.shape, frozenset({(tuple(-c for c in coefficients), -const - 1)}))
+
+
+def seen_back(test: Test) -> int | None:
+    """Of a test of rows and as many columns, the last two dims: how many columns a row sees, itself
+    the last; all of them where it is causal; None where it says something else."""
+    if test.never or test.shape[-1] != test.shape[-2]:
+        return None
+    below = (0,) * (len(test.shape) - 2) + (1, -1)
+    above = tuple(-c for c in below)
+    if test.least == {(below, 0)}:
+        return test.shape[-1]
+    back = [const for coefficients, const in test.least if coefficients == above]
+    if len(back) == 1 and test.least == {(below, 0), (above, back[0])}:
+        return back[0] + 1
+    return None

@@ -1,11 +1,35 @@
-"""What is known of a tensor (`autopar.frontends.pytorch.facts`) is known of its views."""
+"""What is known of a tensor (`autopar.frontends.shared.facts`) is known of its views."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
-from autopar.frontends.pytorch.facts import Affine, Choice, Expression, Fact, Test, affine, holding
-from autopar.frontends.pytorch.ir import Node, Shape
+from autopar.frontends.shared.facts import (
+    Affine,
+    Choice,
+    Expression,
+    Fact,
+    Shape,
+    Test,
+    affine,
+    holding,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A tensor by the op that makes it, of either framework."""
+
+    shape: Shape
+    dtype: str
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_float(self) -> bool:
+        return "float" in self.dtype
+
 
 Given = list[Fact | None]
 """Of the operands."""
@@ -26,8 +50,8 @@ def _shape_of(fact: Fact) -> Shape:
     return fact.test.shape if isinstance(fact, Choice) else fact.shape
 
 
-def _reshape(node: Node, given: Given) -> Fact | None:
-    fact, shape = given[0], node.output.shape
+def _reshape(made: Made, given: Given) -> Fact | None:
+    fact, shape = given[0], made.shape
     if fact is None:
         return None
     old = _shape_of(fact)
@@ -48,28 +72,28 @@ def _reshape(node: Node, given: Given) -> Fact | None:
     return _remap(fact, shape, lambda c: (0,) * len(shape)) if constant else None
 
 
-def _expand(node: Node, given: Given) -> Fact | None:
+def _expand(made: Made, given: Given) -> Fact | None:
     if given[0] is None:
         return None
-    extra = (0,) * (len(node.output.shape) - len(_shape_of(given[0])))
-    return _remap(given[0], node.output.shape, lambda c: extra + c)
+    extra = (0,) * (len(made.shape) - len(_shape_of(given[0])))
+    return _remap(given[0], made.shape, lambda c: extra + c)
 
 
-def _transpose(node: Node, given: Given) -> Fact | None:
+def _transpose(made: Made, given: Given) -> Fact | None:
     if given[0] is None:
         return None
-    dims = node.attrs["dims"]
-    return _remap(given[0], node.output.shape, lambda c: tuple(c[d] for d in dims))
+    dims = made.attrs["dims"]
+    return _remap(given[0], made.shape, lambda c: tuple(c[d] for d in dims))
 
 
-def _slice(node: Node, given: Given) -> Fact | None:
-    dim, start, step = (node.attrs[k] for k in ("dim", "start", "step"))
-    return _shifted(given[0], node.output.shape, dim, start, step, keep=True)
+def _slice(made: Made, given: Given) -> Fact | None:
+    dim, start, step = (made.attrs[k] for k in ("dim", "start", "step"))
+    return _shifted(given[0], made.shape, dim, start, step, keep=True)
 
 
-def _select(node: Node, given: Given) -> Fact | None:
-    dim, start = node.attrs["dim"], node.attrs["index"]
-    return _shifted(given[0], node.output.shape, dim, start, 0, keep=False)
+def _select(made: Made, given: Given) -> Fact | None:
+    dim, start = made.attrs["dim"], made.attrs["index"]
+    return _shifted(given[0], made.shape, dim, start, 0, keep=False)
 
 
 def _shifted(
@@ -92,7 +116,7 @@ def _shifted(
     return holding(shape, frozenset(move(c, k) for c, k in fact.least), fact.never)
 
 
-SHAPES: Mapping[str, Callable[[Node, Given], Fact | None]] = {
+SHAPES: Mapping[str, Callable[[Made, Given], Fact | None]] = {
     "reshape": _reshape,
     "expand": _expand,
     "transpose": _transpose,
