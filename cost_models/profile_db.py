@@ -183,7 +183,8 @@ class ProfileDb:
         """The machine whose measurements serve `device`.
 
         Other libraries than these, or another CPU than ``processor``, are used and said aloud; what
-        is None is not compared. Machines that measured more than runs go first.
+        is None is not compared. Machines that measured more than runs go first, then those that did
+        so by the same library, of whatever version.
 
         Raises:
             ProfileError: nothing was measured on this device.
@@ -199,7 +200,11 @@ class ProfileDb:
         profiled = [m for m in same if any(row.subject not in RUNS for row in self.measurements(m))]
         chosen = max(
             reversed(profiled or same),
-            key=lambda m: (processor in (None, m.processor), libraries in (None, m.libraries)),
+            key=lambda m: (
+                processor in (None, m.processor),
+                _library(libraries) in ("", _library(m.libraries)),
+                libraries in (None, m.libraries),
+            ),
         )
         pairs = (
             ("with", chosen.libraries, libraries),
@@ -209,8 +214,15 @@ class ProfileDb:
         if differ:
             measured = " ".join(f"{how} {was}" for how, was, _ in differ)
             here = " on ".join(str(now) for _, _, now in differ)
+            other = _library(libraries) not in ("", _library(chosen.libraries))
+            by = f" --framework {_library(libraries)}" if other else ""
             warn(
                 f"profile {self.path}: measured {measured}, here is {here}; "
-                "times may have moved, `autopar profile` measures again"
+                f"times may have moved, `autopar profile{by}` measures again"
             )
         return chosen
+
+
+def _library(libraries: str | None) -> str:
+    """``torch`` of ``torch 2.13.0``."""
+    return (libraries or "").partition(" ")[0]

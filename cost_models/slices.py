@@ -40,6 +40,7 @@ class Generation:
     chips: the most that a slice made of cubes of 4x4x4 may have; 0: there are no such.
     cores_a_chip: accelerator types (v5p-128) count cores. devices_a_chip: what JAX lists.
     rings: the length from which a dim is a ring; 0: all dims of a slice made of cubes are.
+    kind: what JAX calls the device.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Generation:
     cores_a_chip: int
     devices_a_chip: int
     inside_chip_bytes_per_s: float
+    kind: str
     source: str
 
     def has(self, shape: Shape) -> bool:
@@ -152,6 +154,11 @@ class Slice:
         return tuple(levels)
 
 
+def jax_kind(device: str) -> str:
+    """What JAX calls a device of the catalogue; "" where that is not known."""
+    return next((kind.kind for kind in generations().values() if kind.device == device), "")
+
+
 def slice_of(device: str, level: Level) -> Slice | None:
     """The slice whose links ``level`` is; None where it is no torus of a slice of such devices."""
     for kind in generations().values():
@@ -228,5 +235,6 @@ def _generation(name: str, row: dict[str, Any]) -> Generation:
         cores_a_chip=row.get("cores_a_chip", 1),
         devices_a_chip=row.get("devices_a_chip", 1),
         inside_chip_bytes_per_s=parse_quantity(inside, "bandwidth_bytes_per_s") if inside else 0.0,
+        kind=row["jax_kind"],
         source=row["source"],
     )

@@ -1,11 +1,12 @@
 """The CPU cores at hand, measured in some seconds before the first plan for them.
 
 The figures of a CPU core in the catalogue are assumed, and may be off by two. Where a plan is for
-CPU processes of this machine, a quick profile (`autopar.runtime.profile.quick`) takes their place.
-It is kept in the cache folder, by CPU, cores, library versions and number of processes, so that
-every plan after the first has the same input; a plan's fingerprint names it, as any profile. What
-was measured beside other work serves the plans of an hour, which say so: a machine that is always
-busy is not measured before each of them, and one that comes to rest soon is.
+CPU processes of this machine, a quick profile (`autopar.runtime.profile.quick`, `jax.quick` for a
+model of JAX) takes their place. It is kept in the cache folder, by CPU, cores, library versions and
+number of processes, so that every plan after the first has the same input; a plan's fingerprint
+names it, as any profile. What was measured beside other work serves the plans of an hour, which say
+so: a machine that is always busy is not measured before each of them, and one that comes to rest
+soon is.
 """
 
 from __future__ import annotations
@@ -15,18 +16,22 @@ import os
 import resource
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from autopar.cli.profile import driver, libraries, measure, processor
 from autopar.cost_models.profile_db import Machine, ProfileDb
 from autopar.cost_models.profile_file import ProfileError
 from autopar.nouns.cluster import Cluster
+from autopar.nouns.workload import Framework
 from autopar.runtime.jobs.machine import MOST_PER_CORE
 
 SWITCH = "AUTOPAR_MEASURE"
 """Environment variable: 0 leaves the machine unmeasured and the assumed figures in place."""
-WORKER = "autopar.runtime.profile.quick"
+WORKERS: Mapping[Framework, str] = MappingProxyType(
+    {"torch": "autopar.runtime.profile.quick", "jax": "autopar.runtime.profile.jax.quick"}
+)
 QUIET_CORES = 0.4
 """What this process and the system need themselves."""
 BUSY_FOR_S = 3600
@@ -37,15 +42,18 @@ KERNELS = ("ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA
 """Environment variables that choose other kernels, and so other times."""
 
 
-def quick_profile(cluster: Cluster, progress: Callable[[str], None]) -> Path | None:
-    """The profile of the cores that ``cluster`` is for, measured where there is none yet.
+def quick_profile(
+    cluster: Cluster, progress: Callable[[str], None], framework: Framework = "torch"
+) -> Path | None:
+    """The profile of the cores that ``cluster`` is for, measured where there is none yet, by
+    programs of ``framework``.
 
     None where it is not for CPU processes of this machine, measuring is switched off, or the
     measurement failed: then assumed figures are used, and progress says why.
     """
     if os.environ.get(SWITCH) == "0" or not _is_here(cluster):
         return None
-    machine = Machine(cluster.device.name, driver(), libraries() or "", processor())
+    machine = Machine(cluster.device.name, driver(), libraries(framework) or "", processor())
     kept = _folder() / f"cpu-{_name(machine, cluster.device_count)}.db"
     if kept.is_file():
         return kept
@@ -67,7 +75,9 @@ def quick_profile(cluster: Cluster, progress: Callable[[str], None]) -> Path | N
             made = Path(scratch) / kept.name
             before = _busy_s()
             with ProfileDb(made) as db:
-                failed = measure(db, machine, cluster.device_count, None, lambda _: None, WORKER)
+                failed = measure(
+                    db, machine, cluster, None, lambda _: None, framework, WORKERS[framework]
+                )
             others = _others_cores(before)
             if failed:
                 progress(f"this machine was not measured, its figures are assumed: {failed}")
@@ -121,7 +131,6 @@ def _is_here(cluster: Cluster) -> bool:
         {group.device.name for group in cluster.groups} == {"cpu-core"}
         and [level.library for level in cluster.levels] == ["gloo"]
         and cluster.device_count <= MOST_PER_CORE * (cores or 1)
-        and libraries() is not None
     )
 
 

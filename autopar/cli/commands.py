@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from autopar.nouns.imbalance import Imbalance
     from autopar.nouns.plan import Plan
     from autopar.nouns.style import Style
-    from autopar.nouns.workload import Workload
+    from autopar.nouns.workload import Framework, Workload
     from autopar.planner import PlanResult
 
 
@@ -44,33 +44,28 @@ def search(
 ) -> PlanResult:
     """The best plan of ``"model.py:Name"``, or of the ``workload`` of that name, for a cluster or
     its file. Raises `UserError`."""
+    from autopar.cli.at_hand import quick_profile
+    from autopar.cli.profile import libraries, processor
     from autopar.planner import Options, plan
 
-    if profile is None:
-        profile = _of_this_machine(cluster)
+    def at_hand(described: Cluster, framework: Framework) -> str | None:
+        """The quick profile of the CPU cores at hand where the cluster is of them."""
+        measured = quick_profile(described, progress, framework)
+        return None if measured is None else str(measured)
+
     options = Options(
         replicated=replicated,
         profile=None if profile is None else str(profile),
+        at_hand=at_hand,
+        libraries=libraries,
+        processor=processor(),
         style=style,
         imbalance=imbalance,
         verbose=verbose,
     )
     if searcher is not None:
         options = replace(options, searcher=_known(searcher))
-    if profile is not None:
-        from autopar.cli.profile import libraries, processor
-
-        options = replace(options, libraries=libraries(), processor=processor())
     return plan(model, cluster, fix, options, progress, workload)
-
-
-def _of_this_machine(cluster: str | Cluster) -> Path | None:
-    """The quick profile of the CPU cores at hand where ``cluster`` is of them."""
-    from autopar.cli.at_hand import quick_profile
-    from autopar.files.cluster_file import load_cluster
-
-    at_hand = cluster if not isinstance(cluster, str) else load_cluster(cluster)
-    return quick_profile(at_hand, progress)
 
 
 def price_unemitted(

@@ -1,7 +1,8 @@
 """`autopar profile`: measures ops and collectives on the devices at hand, into a profile.
 
-One process a device (gloo on CPU, NCCL on GPUs) runs `autopar.runtime.profile.worker`; this
-half needs no framework. Each figure is stored as soon as it is known, and what the profile already
+One process a device (gloo on CPU, NCCL on GPUs) runs `autopar.runtime.profile.worker`, or for JAX
+one process that sees all of them `autopar.runtime.profile.jax.worker`; this half needs no
+framework. Each figure is stored as soon as it is known, and what the profile already
 holds for this machine is not measured again, so an interrupted run goes on where it ended.
 """
 
@@ -12,26 +13,33 @@ import os
 import platform
 import re
 import subprocess
+import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import MappingProxyType
 
 from autopar.cost_models.calibrate import run_basis
 from autopar.cost_models.measured_routes import rows_of
 from autopar.cost_models.profile_db import Machine, Measurement, ProfileDb
 from autopar.cost_models.profile_file import ProfileError
+from autopar.cost_models.slices import jax_kind
 from autopar.files.cluster_file import load_cluster
 from autopar.files.local_cluster import gpu_driver
 from autopar.files.plan_folder import read_cluster, read_plan
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.plan import Plan
+from autopar.nouns.workload import Framework
 from autopar.runtime.jobs.host_memory import environment
+from autopar.runtime.jobs.jax_launch import environment as jax_environment
 from autopar.runtime.jobs.pytorch_launch import Launcher, local_launcher
 from autopar.runtime.jobs.result import RunResult
 
-WORKER = "autopar.runtime.profile.worker"
+WORKERS: Mapping[Framework, str] = MappingProxyType(
+    {"torch": "autopar.runtime.profile.worker", "jax": "autopar.runtime.profile.jax.worker"}
+)
 
 
 def profile_cluster(
@@ -39,21 +47,26 @@ def profile_cluster(
     database: str | Path,
     progress: Callable[[str], None] = print,
     launcher: Launcher | None = None,
+    framework: Framework = "torch",
 ) -> str:
     """Measure the devices of `cluster`; returns a line that sums it up.
 
-    `launcher` starts the measuring processes where this machine is not all of the cluster.
+    `launcher` starts the measuring processes where this machine is not all of the cluster, for
+    PyTorch; ``framework`` is what programs are of that the figures are to price.
 
     Raises:
         ProfileError: the cluster's devices are not here, or the measuring processes failed.
     """
     described = load_cluster(cluster)
-    if launcher is None:
+    versions = libraries(framework)
+    if versions is None:
+        raise ProfileError(f"{framework} is not installed here, which is to measure; install it")
+    if launcher is None and framework == "torch":
         _check_here(described)
-    machine = Machine(described.device.name, driver(), libraries() or "", processor())
+    machine = Machine(described.device.name, driver(), versions, processor())
     progress(f"measuring {described.device_count} x {described.device.name}")
     with ProfileDb(database, progress) as db:
-        failed = measure(db, machine, described.device_count, launcher, progress)
+        failed = measure(db, machine, described, launcher, progress, framework)
         if failed:
             raise ProfileError(f"measuring stopped; what was measured is in {database}. {failed}")
         return f"{len(db.measurements(machine))} measurements of {machine.id} in {database}"
@@ -75,7 +88,12 @@ def remember(
     }
     phases = dict(result.phases_s)
     measured = {**phases, "backward": phases.get("backward", 0.0) + phases.get("exchange", 0.0)}
-    machine = Machine(device.name, driver(), libraries() or "", processor())
+    machine = Machine(
+        device.name,
+        driver(),
+        libraries(plan.framework) or "",
+        processor(),
+    )
     basis = run_basis(bool(device.rates), plan.style)
     if result.style != plan.style:
         return (
@@ -133,12 +151,17 @@ def _remember_routes(
     )
 
 
-def libraries() -> str | None:
-    """Versions that a measurement depends on; None where there is no torch."""
+def libraries(framework: str) -> str | None:
+    """Versions that a measurement depends on; None where there is no such framework."""
     try:
-        return f"torch {version('torch')}"
+        return f"{framework} {version(framework)}"
     except PackageNotFoundError:
         return None
+
+
+def installed() -> Framework:
+    """What measures where nobody says: PyTorch where it is there."""
+    return "torch" if libraries("torch") or not libraries("jax") else "jax"
 
 
 def processor() -> str:
@@ -169,24 +192,29 @@ def _check_here(described: Cluster) -> None:
 def measure(
     db: ProfileDb,
     machine: Machine,
-    ranks: int,
+    cluster: Cluster,
     launcher: Launcher | None,
     progress: Callable[[str], None],
-    worker: str = WORKER,
+    framework: Framework = "torch",
+    worker: str = "",
 ) -> str:
-    """Stores what the processes print; returns the last of their errors, "" without one."""
+    """Stores what the processes print; returns the last of their errors, "" without one.
+
+    ``worker``: the module that they run; the one that measures everything where none is named.
+    """
+    worker = worker or WORKERS[framework]
     with tempfile.TemporaryDirectory(prefix="autopar-") as scratch:
         known, errors = Path(scratch) / "known.json", Path(scratch) / "errors"
         known.write_text(json.dumps(sorted(db.done(machine))))
-        launcher = launcher or local_launcher(ranks, Path(scratch) / "exit_codes.json")
         with (
             environment(),
             errors.open("w") as stderr,
             subprocess.Popen(
-                [*launcher, "-m", worker, str(known)],
+                _command(cluster, framework, worker, known, launcher),
                 stdout=subprocess.PIPE,
                 stderr=stderr,
                 text=True,
+                env=_environment(cluster) if framework == "jax" else None,
             ) as process,
         ):
             assert process.stdout is not None
@@ -200,6 +228,23 @@ def measure(
                     progress(_shown(measurement))
         tail = [line for line in errors.read_text().splitlines() if line.strip()][-5:]
         return "\n".join(tail) or "no error message" if process.returncode else ""
+
+
+def _command(
+    cluster: Cluster, framework: Framework, worker: str, known: Path, launcher: Launcher | None
+) -> list[str]:
+    count = cluster.device_count
+    if framework == "jax":
+        kind = jax_kind(cluster.device.name)
+        return [sys.executable, "-m", worker, str(known), str(count), kind]
+    launcher = launcher or local_launcher(count, known.with_name("exit_codes.json"))
+    return [*launcher, "-m", worker, str(known)]
+
+
+def _environment(cluster: Cluster) -> dict[str, str]:
+    """Under which jax sees the devices of the cluster alone, on a CPU virtual ones."""
+    of_kind = {"cpu": "cpu", "gpu": "cuda"}
+    return jax_environment(cluster.device_count, of_kind.get(cluster.device.kind, ""))
 
 
 def _measurement(line: str) -> Measurement | None:

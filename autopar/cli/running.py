@@ -10,6 +10,7 @@ import typer
 from autopar.cli.options import ClusterFile, Device, Json, PlanFolder
 from autopar.cli.printing import results_only, show
 from autopar.cli.progress import progress
+from autopar.nouns.workload import Framework
 
 if TYPE_CHECKING:
     from autopar.nouns.plan import Plan
@@ -120,12 +121,17 @@ def profile(
     output: Annotated[Path, typer.Option("--output", "-o", help="The database.")] = Path(
         "profile.db"
     ),
+    framework: Annotated[
+        Framework | None,
+        typer.Option(help="What programs are of that it is to price; PyTorch where it is there."),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Measure ops and collectives on the devices at hand, for `plan --profile`."""
-    from autopar.cli.profile import profile_cluster
+    from autopar.cli.profile import installed, profile_cluster
     from autopar.cost_models.profile_file import check_target
 
     check_target(output)
-    summary = profile_cluster(cluster, output, progress)
+    framework = framework or installed()
+    summary = profile_cluster(cluster, output, progress, framework=framework)
     show([summary], {"profile": str(output), "measured": summary}, json)

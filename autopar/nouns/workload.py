@@ -66,6 +66,9 @@ def _names_checked(made: type[Made]) -> type[Made]:
     return made
 
 
+Framework = Literal["torch", "jax"]
+
+
 @_names_checked
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
@@ -159,7 +162,7 @@ class Workload:
         return (lambda params, batch: loss(params, batch)[0]) if self.has_aux else loss
 
     @property
-    def framework(self) -> Literal["torch", "jax"]:
+    def framework(self) -> Framework:
         return "jax" if self.model is None else "torch"
 
 

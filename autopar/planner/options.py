@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from autopar.nouns.cluster import Cluster
 from autopar.nouns.imbalance import Imbalance
 from autopar.nouns.style import Style
+from autopar.nouns.workload import Framework
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,7 +16,8 @@ class Options:
     """``replicated``: op kinds without a rule that the user lets run whole on every device.
 
     ``profile``: a database of `autopar profile` whose measured times replace the built-in ones;
-    where it was measured with other ``libraries`` or on another ``processor``, progress says so.
+    where it was measured with other ``libraries`` of the framework or on another ``processor``,
+    progress says so. ``at_hand``: gives one of this machine where none is named, None for another.
     ``style``: how the program is to execute; None: as its framework does by itself.
     ``imbalance``: of routes to experts; None: as the profile has it, else they are even.
     ``verbose``: progress tells every step of every search.
@@ -22,7 +26,8 @@ class Options:
     searcher: str = "portfolio"
     replicated: tuple[str, ...] = ()
     profile: str | None = None
-    libraries: str | None = None
+    at_hand: Callable[[Cluster, Framework], str | None] = lambda cluster, framework: None
+    libraries: Callable[[Framework], str | None] = lambda framework: None
     processor: str | None = None
     style: Style | None = None
     imbalance: Imbalance | None = None

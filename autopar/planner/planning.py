@@ -113,14 +113,16 @@ def plan(
         workload = workload or load_workload(workload_ref)
         check_style(workload.framework, options.style)
         check_pins(pins, workload, cluster)
-        if options.profile is not None:
+        profile = options.profile or options.at_hand(cluster, workload.framework)
+        if profile is not None:
             style = options.style or style_of(workload.framework)
-            measured = Measured(options.profile, options.libraries, options.processor, progress)
+            versions = options.libraries(workload.framework)
+            measured = Measured(profile, versions, options.processor, progress)
             cluster = measured.cluster(cluster, style)
     progress(f"capturing {workload_ref}")
     with clock.phase("capture"):
         captured = capture(workload)
-    if options.profile is not None and options.imbalance is None:
+    if profile is not None and options.imbalance is None:
         routes = measured.routes(cluster, captured.fingerprint())
         options = replace(options, imbalance=routes)
     progress(f"searching layouts for {cluster.device_count} devices of {cluster.name}")

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Sequence
-from statistics import quantiles
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from autopar.runtime.profile.figures import ENOUGH_S, FEWEST, MOST, Known, write
 from autopar.runtime.pytorch.training.load import start
 
-ENOUGH_S = 0.25
-FEWEST, MOST = 5, 20
 SETTLED_S, SETTLED = 2.0, 8
 """The same where memory is taken and given back: a heap needs some steps to reach its size."""
-LEAST_S = 1e-9
-"""No call is as short: a profile refuses such a figure."""
 WAITS = 5
 """Figures of `Bench.waited`, each the mean of many calls: delays are rare and long."""
 
@@ -28,7 +23,7 @@ class Bench:
 
     def __init__(
         self,
-        known: set[tuple[str, str, float, float]],
+        known: Known,
         enough_s: float = ENOUGH_S,
         fewest: int = FEWEST,
     ) -> None:
@@ -87,27 +82,6 @@ class Bench:
     def write(
         self, subject: str, key: str, size_bytes: float, flops: float, times: list[float]
     ) -> None:
-        """Prints one measurement; ``spread`` is (p90 - p10) / median.
-
-        What adds no time to the compute beside it was lost in noise: that is said, and measured
-        again next time.
-        """
-        if self.rank:
-            return
-        ordered = sorted(times)
-        middle = ordered[len(ordered) // 2]
-        if middle <= LEAST_S:
-            lost = {"left_out": subject, "key": key, "size_bytes": size_bytes, "seconds": middle}
-            print(json.dumps(lost), flush=True)
-            return
-        tenths = quantiles(ordered, n=10)
-        line = {
-            "subject": subject,
-            "key": key,
-            "size_bytes": float(size_bytes),
-            "flops": float(flops),
-            "seconds": middle,
-            "spread": (tenths[-1] - tenths[0]) / middle,
-            "repeats": len(ordered),
-        }
-        print(json.dumps(line), flush=True)
+        """`figures.write`, by rank 0."""
+        if not self.rank:
+            write(subject, key, size_bytes, flops, times)

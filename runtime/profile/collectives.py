@@ -16,15 +16,13 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from autopar.nouns.axes import EXPERT, REPLICATE, TENSOR
+from autopar.runtime.profile.figures import PIECES, SIZES, groups
 from autopar.runtime.pytorch import ranks as rank_state
 from autopar.runtime.pytorch import transport
 from autopar.runtime.pytorch.collectives import all_gather_dim, all_to_all_dims, reduce_scatter_dim
 from autopar.runtime.pytorch.ranks import Ranks
 
-SIZES = tuple(1 << power for power in (12, 15, 18, 21, 24))  # 4 KiB to 16 MiB
 AXIS = TENSOR
-_PIECES = 16
-"""Rows of the tensors that are cut along their columns: what packing has to put together."""
 
 
 @dataclass(frozen=True)
@@ -40,18 +38,6 @@ class Exchange:
     @property
     def key(self) -> str:
         return f"{self.kind} {self.size}x{self.stride}"
-
-
-def groups(world: int) -> Iterator[tuple[int, int]]:
-    """(size, stride) of every group that an axis of a mesh of powers of two can have."""
-    size = 2
-    while size <= world:
-        stride = 1
-        while size * stride <= world:
-            if world % (size * stride) == 0:
-                yield size, stride
-            stride *= 2
-        size *= 2
 
 
 def exchanges(world: int, device: torch.device) -> Iterator[Exchange]:
@@ -74,9 +60,9 @@ def _using(mesh: Ranks, call: Callable[[], object]) -> Callable[[], object]:
 def _calls(
     mesh: Ranks, size: int, size_bytes: int, device: torch.device
 ) -> Iterator[tuple[str, Callable[[], object]]]:
-    columns = size_bytes // 4 // _PIECES // size * size
-    whole = torch.rand(_PIECES, columns, device=device)
-    part = torch.rand(_PIECES, columns // size, device=device)
+    columns = size_bytes // 4 // PIECES // size * size
+    whole = torch.rand(PIECES, columns, device=device)
+    part = torch.rand(PIECES, columns // size, device=device)
     other = torch.empty_like(whole)
     group = mesh.group(AXIS)
     members = next(g for g in mesh.members(AXIS) if mesh.rank in g)
@@ -152,7 +138,6 @@ class _Layers(torch.nn.Module):
 
 _LAYERS = 4
 UNIT_SIZES = tuple(1 << power for power in (18, 20, 22, 24, 26))  # 256 KiB to 64 MiB
-
 
 def units(world: int, device: torch.device) -> Iterator[tuple[str, int, Callable[[], Unit]]]:
     """(group, bytes, what makes the unit) of every unit to measure."""

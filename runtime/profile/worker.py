@@ -22,8 +22,16 @@ import torch
 import torch.distributed as dist
 
 from autopar.runtime.profile.bench import Bench
+from autopar.runtime.profile.cases import (
+    CHAIN_BYTES,
+    UPDATE_MOVES,
+    UPDATED,
+    WAYS,
+    Case,
+    cases,
+)
 from autopar.runtime.profile.collectives import Overlap, exchanges, units
-from autopar.runtime.profile.ops import CHAIN_BYTES, Case, Chain, Update, cases
+from autopar.runtime.profile.ops import Chain, Update
 from autopar.runtime.profile.process import measure_process
 
 SEGMENTS_S = (5e-3, 20e-3, 80e-3)
@@ -66,14 +74,11 @@ def measure_case(
     bench.write(*backward, [t / chain.calls for t in seconds[2]])
 
 
-WAYS = ("forward", "backward")
-
-
 def measure_updates(bench: Bench, sizes: Sequence[int] = (1 << 18, 1 << 21, 1 << 23)) -> None:
     """The optimizer's step by the bytes that it reads and writes; ``sizes`` in elements."""
     for elements in sizes:
-        moved = 7.0 * 4 * elements  # parameter and two slots both ways, the gradient once
-        key = f"update {Update.kind} forward fp32 {elements}"
+        moved = 4.0 * UPDATE_MOVES * elements
+        key = f"update {UPDATED} forward fp32 {elements}"
         if bench.wants("op", key, moved, 0.0):
             update = Update(elements, bench.device)
             update.step()

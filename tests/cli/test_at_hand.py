@@ -16,7 +16,9 @@ from autopar.cost_models.calibrate import calibrate
 from autopar.cost_models.profile_db import Measurement
 from autopar.cost_models.profile_file import ProfileError
 from autopar.files.cluster_file import load_cluster
-from autopar.runtime.profile.quick import chosen
+from autopar.nouns.cluster import Cluster
+from autopar.runtime.profile.cases import middle_cases
+from autopar.runtime.profile.quick_sizes import LARGEST
 
 HERE = load_cluster("examples/clusters/cpu_4.yaml")
 Measured = list[int]
@@ -26,8 +28,8 @@ def measuring(others: float = 0.0, failed: str = "") -> tuple[Measured, Callable
     """A stand-in for the measuring processes, and the ranks that it was called for."""
     calls: Measured = []
 
-    def measure(db: Any, machine: Any, ranks: int, *_: Any) -> str:
-        calls.append(ranks)
+    def measure(db: Any, machine: Any, cluster: Cluster, *_: Any) -> str:
+        calls.append(cluster.device_count)
         if not failed:
             key = "matmul linear forward fp32 64x64,64x64"
             when = "2026-11-01T00:00:00+00:00"
@@ -140,7 +142,7 @@ def test_a_failure_is_told_and_leaves_assumed_figures(
 
 
 def test_common_kinds_of_ops_are_among_the_quick_ones() -> None:
-    kinds = [case.kind for case in chosen()]
+    kinds = [case.kind for case in middle_cases(LARGEST)]
     assert {"linear", "attention", "add", "gelu", "layer_norm", "embedding"} <= set(kinds)
     assert {"cross_entropy", "rms_norm", "softmax", "conv"} <= set(kinds)
     assert len(kinds) < 25

@@ -42,7 +42,7 @@ TOO_SLOW = 100.0
 
 def misleading(path: Path) -> None:
     """What `autopar profile` would leave on a machine that is thousands of times slower."""
-    here = Machine("cpu-core", driver(), libraries() or "", processor())
+    here = Machine("cpu-core", driver(), libraries("torch") or "", processor())
     whole = [("matmul linear", way, 1.0) for way in ("forward", "backward")]
     whole += [
         (f"{op_class} {kind}", way, 0.0)

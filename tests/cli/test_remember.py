@@ -68,7 +68,7 @@ def test_runs_of_built_in_prices_do_not_correct_measured_ones(tmp_path: Path) ->
     plain, database = load_cluster("examples/clusters/cpu_4.yaml"), tmp_path / "p.db"
     made = folder(tmp_path / "plan", plain)
     assert "No plan will" not in remember(made, RUN, database, lambda _: None)
-    machine = Machine(plain.device.name, driver(), libraries() or "", processor())
+    machine = Machine(plain.device.name, driver(), libraries("torch") or "", processor())
     with ProfileDb(database) as db:
         op = "matmul linear forward fp32 4x4,4x4"
         db.add(machine, Measurement("op", op, 192.0, 128.0, 1e-5, 0.0, 1, "2026-01-01"))

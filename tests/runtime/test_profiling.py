@@ -17,8 +17,9 @@ from autopar.cost_models.calibrate import op_rates
 from autopar.cost_models.profile_db import Measurement
 from autopar.runtime.jobs.host_memory import ENVIRONMENT, environment, forget_peak, resident_bytes
 from autopar.runtime.profile.bench import Bench
-from autopar.runtime.profile.collectives import groups
-from autopar.runtime.profile.ops import Case, Chain, cases
+from autopar.runtime.profile.cases import Case, cases
+from autopar.runtime.profile.figures import groups
+from autopar.runtime.profile.ops import Chain
 from autopar.runtime.pytorch.phases import PHASES, Stopwatch
 
 CPU = torch.device("cpu")

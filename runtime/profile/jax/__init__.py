@@ -1,0 +1,1 @@
+"""What `autopar profile --framework jax` measures."""
