@@ -38,3 +38,25 @@ def counting() -> models.Model:
 def test_they_are_as_wide_as_they_were() -> None:
     program = made_of("counting", counting(), {"dp_shard": "8"}, optimizer="adamw")
     assert program.exact()[0].largest <= TOLERANCE
+
+
+def hashed() -> models.Model:
+    """Places in a table by a hash in 32 bits without a sign, as hash grids and embeddings have."""
+
+    def loss(params: Any, batch: Mapping[str, Any]) -> Any:
+        ids = batch["tokens"].astype(jnp.uint32)
+        mixed = (ids * jnp.uint32(2654435761)) ^ (ids << 3)
+        mixed = jnp.where(ids > jnp.uint32(3000000000), jnp.uint32(4294967295), mixed)
+        mixed = jnp.maximum(mixed % jnp.uint32(4000000000), jnp.uint32(7))
+        places = (mixed % jnp.uint32(models.V)).astype(jnp.int32)
+        return jnp.mean(jnp.square(params["embed"][places] @ params["head"]))
+
+    v, w = models.V, models.W
+    params = {"embed": models.shape(v, w), "head": models.shape(w, v)}
+    return models.Model(loss, params, models.TOKENS)
+
+
+def test_large_ones_say_their_dtype() -> None:
+    program = made_of("hashed", hashed(), {"dp_shard": "4", "tp": "2"})
+    assert "jnp.uint32(2654435761)" in program.text
+    assert program.exact()[0].largest <= TOLERANCE

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from autopar.emit.constants import literal, number
+from autopar.emit.constants import literal
 from autopar.emit.jax.errors import JaxEmitError
 from autopar.emit.jax.kinds import WRITERS
 from autopar.emit.jax.site import Site, site_of
@@ -24,7 +24,6 @@ from autopar.emit.text import (
     UNARY,
     XOR,
     Expr,
-    constant,
     tuple_text,
     variable,
 )
@@ -87,14 +86,14 @@ def _pair(w: Site) -> list[str]:
     """The operands, with the number where the op has one."""
     if "other" not in w.attrs:
         return w.all_given()
-    pair = [w.given(), number(w.attrs["other"])]
+    pair = [w.given(), w.constant(w.attrs["other"]).text]
     return pair[::-1] if w.attrs.get("scalar_first") else pair
 
 
 def _operator(w: Site, sign: str, level: int) -> Expr:
     sides = list(w.x)
     if "other" in w.attrs:
-        sides.append(constant(w.attrs["other"]))
+        sides.append(w.constant(w.attrs["other"]))
         if w.attrs.get("scalar_first"):
             sides.reverse()
     left, right = sides

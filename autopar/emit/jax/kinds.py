@@ -61,7 +61,8 @@ def _conv(w: Site) -> Expr:
 
 def _where(w: Site) -> Expr:
     rest = w.all_given()[1:]
-    sides = [number(w.attrs[n]) if w.attrs.get(n) is not None else rest.pop(0) for n in "ab"]
+    numbers = {n: w.constant(w.attrs[n]).text for n in "ab" if w.attrs.get(n) is not None}
+    sides = [numbers[n] if n in numbers else rest.pop(0) for n in "ab"]
     return w.call("jnp.where", w.given(), *sides)
 
 
@@ -109,7 +110,7 @@ def _joined(function: str) -> Callable[[Site], Expr]:
 
 def _pad(w: Site) -> Expr:
     value = w.attrs["value"]
-    filled = [] if same(value, 0) else [f"constant_values={number(value)}"]
+    filled = [] if same(value, 0) else [f"constant_values={w.constant(value).text}"]
     return w.call("jnp.pad", w.given(), tuple_text(w.attrs["low_high"]), *filled)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from autopar.emit.constants import literal
 from autopar.emit.implementations import arguments
 from autopar.emit.sizes import NONE, Sizes
-from autopar.emit.text import ATOM, Expr
+from autopar.emit.text import ATOM, Expr, constant
 from autopar.lowering.lowered import Lowered, LoweredOp
 from autopar.nouns.graph import Op
 from autopar.rules.called import LIFTED
@@ -61,12 +61,25 @@ class Site:
         dtype = str(self.attrs[name])
         return LIFTED.get(dtype) or literal(dtype)
 
+    def constant(self, value: object) -> Expr:
+        """A number among the operands, whose dtype it takes; JAX gives one of Python 32 bits and a
+        sign before it looks at these, so a larger one says its dtype."""
+        if isinstance(value, int) and not _FITS.start <= value < _FITS.stop:
+            tensors = self.lowered.graph.tensors
+            named = (*self.op.inputs[::-1], *self.op.outputs)
+            whole = [d for n in named if "int" in (d := tensors[n].dtype)]
+            return Expr(f"jnp.{whole[0]}({value})", ATOM) if whole else constant(value)
+        return constant(value)
+
     @property
     def whole_dtype(self) -> str:
         """Of whole numbers, which jnp would widen where 64 bits are allowed, as where a program is
         verified: only what was captured fits what it meets. Nothing of others."""
         dtype = self.lowered.graph.tensors[self.op.outputs[0]].dtype
         return literal(dtype) if dtype.startswith(("int", "uint")) else ""
+
+
+_FITS = range(-(1 << 31), 1 << 31)
 
 
 def site_of(op: LoweredOp, inputs: Sequence[Expr], lowered: Lowered, sizes: Sizes = NONE) -> Site:

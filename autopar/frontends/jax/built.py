@@ -14,7 +14,7 @@ from autopar.frontends.jax.constants import Constants, stored
 from autopar.frontends.jax.draft import Draft, Operand, Value
 from autopar.frontends.jax.errors import CaptureError, ParameterWithoutGradient
 from autopar.frontends.jax.few_layers import Asked, Programs, all_layers, few_layers
-from autopar.frontends.jax.finish import Stacks, graph_of
+from autopar.frontends.jax.finish import graph_of
 from autopar.frontends.jax.fold import folded
 from autopar.frontends.jax.idioms import lifted
 from autopar.frontends.jax.inputs import paths_of
@@ -26,6 +26,7 @@ from autopar.frontends.jax.own_casts import OwnCasts, own_casts
 from autopar.frontends.jax.products import products_named
 from autopar.frontends.jax.remarks import NAMED
 from autopar.frontends.jax.routed import experts_named
+from autopar.frontends.jax.shared_stacks import Stacks, written_out
 from autopar.frontends.jax.simplify import simplified
 from autopar.frontends.jax.sorted_rows import rows_in_place
 from autopar.frontends.jax.vocabulary import lookups_lifted
@@ -80,14 +81,15 @@ def _built(asked: Asked, programs: Programs) -> Built | None:
     given = [v for v in inputs if v.role != "parameter" or v.path in own]
     draft = draft_of(programs.closed, given, programs.exact, programs.rules, constants, casts.at)
     left = tuple(v for v in draft.inputs if v.role != "parameter" or v.path not in gone)
-    folding = _folded(replace(draft, inputs=left), programs.out)
+    draft, shared = written_out(_lifted(replace(draft, inputs=left)))
+    folding = _folded(draft, programs.out)
     if folding is None:
         return None
-    graph, stacks, results, untrained = _graph(folding, constants)
+    graph, stacks, results, untrained = _graph(folding, constants, shared)
     return Built(graph, stacks, results, constants.arrays, casts, untrained)
 
 
-def _folded(draft: Draft, out: Sequence[LeftOut]) -> Draft | None:
+def _lifted(draft: Draft) -> Draft:
     for step in (
         simplified,
         lifted,
@@ -97,9 +99,13 @@ def _folded(draft: Draft, out: Sequence[LeftOut]) -> Draft | None:
         lookups_lifted,
         rows_in_place,
         experts_named,
-        folded,
     ):
         draft = step(draft)
+    return draft
+
+
+def _folded(draft: Draft, out: Sequence[LeftOut]) -> Draft | None:
+    draft = folded(draft)
     for one in out:
         whole = put_back(draft, one)
         if whole is None:
@@ -109,11 +115,13 @@ def _folded(draft: Draft, out: Sequence[LeftOut]) -> Draft | None:
 
 
 def _graph(
-    draft: Draft, constants: Constants
+    draft: Draft, constants: Constants, shared: Stacks
 ) -> tuple[Graph, Stacks, tuple[Operand, ...], tuple[str, ...]]:
-    """The graph of a folded draft, as `Built` has it, and its parameters without a gradient."""
+    """The graph of a folded draft, as `Built` has it, and its parameters without a gradient;
+    ``shared``: stacks whose layers are written out."""
     draft, results = single_results(stored(draft, constants))
     graph, stacks = graph_of(draft)
+    stacks |= shared
     graph = constants_whole(graph)
     check_loops(graph)
     frozen = flat_parameters(constants.arrays, stacks)

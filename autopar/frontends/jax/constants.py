@@ -85,7 +85,7 @@ def stored(draft: Draft, constants: Constants) -> Draft:
     moved = rewrite(draft, lambda node, _: _stored(node, constants))
     moved = rewrite(moved, _handed)
     read = {v for node in moved.nodes for v in node.values}
-    given = tuple(v for v in moved.inputs if not v.frozen)
+    given = tuple(v for v in moved.inputs if not v.frozen or v in read)
     frozen = tuple(v for v in constants.values.values() if v in read)
     return replace(moved, inputs=(*given, *frozen))
 

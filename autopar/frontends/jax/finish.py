@@ -20,11 +20,9 @@ from autopar.frontends.jax.draft import (
 from autopar.frontends.jax.errors import CaptureError
 from autopar.frontends.jax.gradients import differentiable
 from autopar.frontends.jax.naming import common_parent, modules, unique
+from autopar.frontends.jax.shared_stacks import Stacks
 from autopar.frontends.jax.simplify import BINARY
 from autopar.nouns.graph import Block, Graph, Op, Role, Source, Tensor
-
-Stacks = dict[str, tuple[str, ...]]
-"""For each stacked parameter of the user's tree its names in the graph, one a layer."""
 
 
 def graph_of(draft: Draft) -> tuple[Graph, Stacks]:
@@ -81,7 +79,22 @@ class _Finisher:
         outputs = tuple(names[v] for v in draft.outputs if isinstance(v, Value))
         for name in outputs:
             tensors[name] = replace(tensors[name], role="output")
+        self._check_holders(tensors)
         return Graph(tensors, tuple(ops), inputs, outputs, self.blocks), self.stacks
+
+    def _check_holders(self, outside: Mapping[str, Tensor]) -> None:
+        """A parameter that two blocks held, or one and what stands ``outside``, would be two arrays
+        in a program, each with a part of its gradient."""
+        holder = dict.fromkeys(outside, "the model itself")
+        for block in self.blocks.values():
+            held = [n for n, t in block.body.tensors.items() if t.role in ("parameter", "buffer")]
+            for name in (f"{i}.{n}" for i in dict.fromkeys(block.instances) for n in held):
+                if holder.setdefault(name, block.name) != block.name:
+                    raise CaptureError(
+                        f"parameter {name!r} belongs to the layers of {holder[name]!r} and of "
+                        f"{block.name!r}: go over these layers in a loop of Python, each with a "
+                        "leaf of its own"
+                    )
 
     def _ops(
         self, draft: Draft, prefix: str, names: dict[Value, str], tensors: dict[str, Tensor]

@@ -3,7 +3,8 @@
 Parameters of repeated layers differ in one integer of their path, ``blocks.3.up.weight``. An op
 belongs to layer i when it depends on parameters of layer i and on none of a later one; layers whose
 ops are equal, up to that integer, become one ``scan`` node. What only depends on constants is no
-layer's. A layer that differs stands by itself.
+layer's. A layer that differs stands by itself, and so does one whose parameters are read outside of
+it too: a block holds its own.
 """
 
 from __future__ import annotations
@@ -157,10 +158,15 @@ def _wiring(before: _Layer, after: _Layer) -> tuple[int | None, ...]:
 
 
 def _chained(before: _Layer, after: _Layer, readers: dict[Value, list[Node]], draft: Draft) -> bool:
-    """Equal layers; each input of ``after`` is an output of ``before``, what that had there, or an
-    entry of the batch as that had there; and nobody else reads what ``before`` gives."""
+    """Equal layers, which alone read their parameters; each input of ``after`` is an output of
+    ``before``, what that had there, or an entry of the batch as that had there; and nobody else
+    reads what ``before`` gives."""
     if before.signature != after.signature:
         return False
+    for layer in (before, after):
+        own = set(layer.nodes)
+        if any(v in draft.outputs or not own.issuperset(readers[v]) for _, v in layer.parameters):
+            return False
     made, allowed = set(before.outputs), {*before.nodes, *after.nodes}
     if any(v in draft.outputs or not allowed.issuperset(readers[v]) for v in made):
         return False
