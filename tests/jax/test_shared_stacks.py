@@ -118,7 +118,7 @@ def graph(name: str) -> Graph:
 @pytest.mark.parametrize("name", ["two towers", "a penalty", "a penalty on a list"])
 def test_what_goes_over_all_layers_is_a_part_of_each(name: str) -> None:
     (block,) = graph(name).blocks.values()
-    assert len(block.body.inputs) == 2
+    assert len(block.body.inputs) >= 2
     # a sum begins in the first layer and ends behind the last, which stand by themselves then
     assert len(block.instances) >= LAYERS - 2 * ("penalty" in name)
 

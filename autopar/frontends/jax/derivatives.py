@@ -54,9 +54,13 @@ class Rules:
     JAX itself; those of a user may have closed over something else.
 
     Their literals are looked up by identity, as those of the trace are.
+
+    plain: of calls of JAX's own functions, by function and operands, whether the rule gives what
+           differentiating the function does: a loop over time asks it of each step.
     """
 
     made: dict[object, tuple[Any, Any]] = field(default_factory=dict)
+    plain: dict[object, bool] = field(default_factory=dict)
 
     def backward(self, eqn: Any) -> Any:
         """operands, gradients of the results -> gradients of the operands that are floats."""
@@ -67,6 +71,25 @@ class Rules:
 
     def knows(self, eqn: Any) -> bool:
         return self._key(eqn) in self.made
+
+    def is_plain(self, eqn: Any, operands: Sequence[Operand]) -> bool:
+        """Whether that is known, and so."""
+        return self.plain.get(self._asked(eqn, operands), False)
+
+    def decide(
+        self, eqn: Any, made: Function, drafted: Drafted, operands: Sequence[Operand]
+    ) -> bool:
+        """Whether the call is what `is_what_it_computes` says; asked once for equal calls."""
+        if not is_library(eqn):
+            return False
+        asked = self._asked(eqn, operands)
+        if asked not in self.plain:
+            self.plain[asked] = is_what_it_computes(eqn, made, drafted, operands)
+        return self.plain[asked]
+
+    def _asked(self, eqn: Any, operands: Sequence[Operand]) -> object:
+        given = ((x.shape, x.dtype) if isinstance(x, Value) else x for x in operands)
+        return self._key(eqn), tuple(given)
 
     def _key(self, eqn: Any) -> object:
         if not is_library(eqn):
