@@ -16,6 +16,11 @@ RANDOM = frozenset(
 """Ops of PyTorch that draw random numbers, by name."""
 
 
+def is_random(kind: str) -> bool:
+    """Whether ops of a kind without a rule draw: ranks that run one whole draw each its own."""
+    return kind.partition("::")[2] in RANDOM
+
+
 def unwritable(op: Op) -> str:
     """Why the JAX backend cannot write a primitive again, in words; empty where it can, and for
     every other op. A primitive is called by its name on its operands, so it has one result and no
@@ -37,7 +42,7 @@ def no_rule(
         return ", ".join(f"{t.dtype}{list(t.shape)}" for t in tensors)
 
     place = f"It stands at {op.source} and maps {shown(operands) or 'nothing'} to {shown(results)}."
-    if op.kind.partition("::")[2] in RANDOM:
+    if is_random(op.kind):
         return (
             f"no rule says how op {op.kind!r} may be split. {place} It draws random numbers in a "
             "way that is not known here: draw them by rand, randn, randint, bernoulli, uniform_, "

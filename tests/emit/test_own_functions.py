@@ -24,6 +24,7 @@ from autopar.nouns.mesh import Mesh
 from autopar.planner.ask.unruled import check_allowed, check_registered, unruled
 from autopar.rules.kept_whole import keep_whole
 from autopar.rules.notation import RuleError
+from autopar.rules.own_functions import FUNCTION, LINEAR
 from autopar.rules.registry import UnruledOp, register, unregister
 from autopar.runtime.pytorch.own_functions import gradients_scaled, own_function
 from autopar.torch_private.modes import FakeTensorMode
@@ -182,6 +183,17 @@ def test_kept_whole_where_the_user_says_so() -> None:
     check(made, Model(apply(own.RMSNorm)), batch())
     made = emitted(whole, random_stage(whole, Mesh.parse("dp_shard=2"), 1, 0))
     check(made, Model(apply(own.RMSNorm)), batch())
+
+
+def test_a_gradient_of_the_function_s_own_is_not_linear_in_what_comes_in() -> None:
+    """Trainers that scale gradients, as DDP's mean wants, must undo that around it."""
+
+    def body(m: Any, h: Tensor) -> Tensor:
+        return h * own.Wrapped.apply(h.square().mean(), h)
+
+    graph = capture_of(lambda: Model(body), batch).graph
+    (op,) = [op for op in graph.ops if FUNCTION in op.attrs]
+    assert not op.attrs[FUNCTION][LINEAR]
 
 
 @pytest.mark.parametrize(

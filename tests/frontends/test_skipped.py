@@ -28,7 +28,7 @@ class Experts(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.gate = nn.Linear(16, 2)
+        self.gate, self.two = nn.Linear(16, 2), nn.Linear(16, 4)
         self.experts = nn.ModuleList([nn.Linear(16, 16) for _ in range(4)])
 
     def forward(self, x):
@@ -67,6 +67,20 @@ class Experts(nn.Module):
                 y[rows] = y[rows] * expert(x[rows]).atan()
         for i, expert in enumerate(self.experts):
             y[chosen == i] = expert(x[chosen == i]).erf() + y[chosen == i]
+        weights, two = self.two(x).softmax(-1).topk(2, -1)
+        counts = torch.bincount(two.flatten(), minlength=4).tolist()
+        for i, expert in enumerate(self.experts):  # as DeepSeek-V3 has it
+            if counts[i] == 0:
+                continue
+            rows, place = torch.where(two == i)
+            y[rows] += expert(x[rows]) * weights[rows, place, None]
+        counts = two.view(-1).bincount(minlength=4)
+        for i, expert in enumerate(self.experts):
+            if counts[i] > 0:
+                rows, place = (two == i).nonzero(as_tuple=True)
+                y[rows] = weights[rows, place].unsqueeze(-1) * expert(x[rows]).sin() + y[rows]
+        share = counts / counts.sum() * torch.bincount(two[:, 0], weights[:, 0].detach(), 4)
+        y = y * (1 + share.mean())
         for expert in self.experts:  # else one of them has no gradient on one device
             y = y + expert(x).sigmoid()
         return y.view(shape)
@@ -206,7 +220,32 @@ def the_other_way(x: Tensor, mask: Tensor) -> Tensor:
     return y
 
 
+def by_another_bin(x: Tensor, mask: Tensor) -> Tensor:
+    y, best = torch.zeros_like(x), x.argmax(-1)
+    if best.bincount(minlength=16)[1] > 0:
+        (rows,) = torch.where(best == 2)
+        y[rows] += x[rows].sin()
+    return y
+
+
+def by_two_in_a_bin(x: Tensor, mask: Tensor) -> Tensor:
+    y, best = torch.zeros_like(x), x.argmax(-1)
+    if best.bincount(minlength=16)[2] > 1:
+        (rows,) = torch.where(best == 2)
+        y[rows] += x[rows].sin()
+    return y
+
+
+def by_a_bin_of_others(x: Tensor, mask: Tensor) -> Tensor:
+    y, best = torch.zeros_like(x), x.argmax(-1)
+    if x.argmin(-1).bincount(minlength=16)[2] > 0:
+        (rows,) = torch.where(best == 2)
+        y[rows] += x[rows].sin()
+    return y
+
+
 REFUSED = (
+    by_another_bin, by_two_in_a_bin, by_a_bin_of_others,
     counted, added, of_another_mask, another_tensor, on_another_tensor, written_elsewhere,
     in_a_list, otherwise, all_of_them, of_numbers, the_other_way, by_how_many_of_another,
     by_two_rows, of_none,

@@ -37,6 +37,24 @@ class Model(nn.Module):
         return x.square().mean()
 
 
+class Queries(nn.Module):
+    # Learned queries, a view of a parameter, are made in the first stage and read in the last.
+
+    def __init__(self):
+        super().__init__()
+        self.queries = nn.Parameter(torch.randn(1, 3, 8))
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+
+    def forward(self, x):
+        queries = self.queries.expand(len(x), -1, -1)
+        for layer in self.layers:
+            x = x + layer(x).tanh()
+        return (queries * x.unsqueeze(1)).square().mean()
+
+
+asking = autopar.Workload(model=Queries, batch=lambda: {"x": torch.randn(8, 8)}, optimizer="adamw")
+
+
 def workload(**given):
     return autopar.Workload(
         model=lambda: Model(**given), batch=lambda: {"x": torch.randn(8, 8)}, optimizer="adamw"
@@ -54,9 +72,10 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     model.write_text(MODEL)
     cluster = load_cluster("examples/clusters/cpu_4.yaml")
     made = {}
-    for name in ("plain", "branching", "edited"):
+    for name in ("plain", "branching", "edited", "asking"):
         target = "plain" if name == "edited" else name
-        result = plan(f"{model}:{target}", cluster, {"tp": "2", "dp_replicate": "2"})
+        fix = {"pp": "4"} if name == "asking" else {"tp": "2", "dp_replicate": "2"}
+        result = plan(f"{model}:{target}", cluster, fix)
         made[name] = home / name
         plan_folder.write(made[name], plan_files(result, made[name])[0])
     program = made["edited"] / plan_folder.PROGRAM / "model.py"
@@ -70,7 +89,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def test_evaluation_is_verified(folders: dict[str, Path]) -> None:
     names = [*folders]
     read = dict(zip(names, verify_many([*folders.values()]), strict=True))
-    for name in ("plain", "branching"):
+    for name in ("plain", "branching", "asking"):
         assert read[name].passed, read[name]
         assert read[name].exact.evaluation is not None
         asks = [s for s in read[name].unchecked if "self.training" in s]

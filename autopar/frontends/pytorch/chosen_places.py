@@ -10,6 +10,7 @@ from torch import fx
 
 from autopar.frontends.pytorch.chosen_rows import Rows, RowTable, is_open, symbols_of
 from autopar.frontends.pytorch.ir import Value
+from autopar.torch_private.ops import op_name
 
 
 class Choices:
@@ -166,8 +167,10 @@ class Choices:
         rows = self.table.rows.get(values)
         mask = self._mask_at(indices[0]) if len(indices) == 1 else None
         accumulates = len(node.args) > 3 and node.args[3]
-        if mask is None or rows is None or x in self.table.rows or accumulates:
+        if rows is None or x in self.table.rows or accumulates:
             return None
+        if mask is None:
+            return self._added_back(node)
         if mask.shape != x.shape[: len(mask.shape)]:  # the places of another dim
             return None
         if (rows.mask, rows.dim, rows.inner) != (self.table.flattened(mask), 0, 1):
@@ -179,6 +182,36 @@ class Choices:
         made = self.table.emit(
             "where", [self.table.reshaped(mask, shape), values, x], x.shape, x.dtype
         )
+        self.table.unchanged.of[made] = x, rows.mask
+        return made
+
+    def _added_back(self, node: fx.Node) -> Value | None:
+        """``x[r] += y`` of the rows ``r, c = where(index == i)`` of a mask of several dims, as
+        experts give back what they made of the tokens that chose them: a sum. What it is where a
+        row is chosen twice torch leaves open."""
+        x = self.table.lifter.read(node.args[0])
+        indices: Any = node.args[1]
+        total: Any = node.args[2]
+        if len(indices) != 1 or op_name(total.target).removesuffix("_") != "add" or total.kwargs:
+            return None
+        given = list(total.args)
+        own = [g for g in given if isinstance(g, fx.Node) and op_name(g.target) == "index"]
+        own = [g for g in own if g.args[0] is node.args[0] and g.args[1] == indices]
+        if len(given) != 2 or len(own) != 1:
+            return None
+        added = self.table.lifter.read(given[1 - given.index(own[0])])
+        place = self.table.lifter.read(indices[0])
+        rows = self.table.rows.get(added)
+        if rows is None or rows != self.table.rows.get(place) or (rows.dim, rows.inner) != (0, 1):
+            return None
+        if added.dtype != x.dtype or added.shape != (*place.shape, *x.shape[1:]):
+            return None
+        kept = self.table.masked(added, rows, 0.0 if x.is_float else 0)
+        settings = {"dim": 0, "index": "%1", "source": "%2"}
+        public = {"function": "torch.index_add", "args": ("%0",), "settings": settings}
+        target = {"target": "aten.index_add.default", "args": ("%0", 0, "%1", "%2"), "kwargs": {}}
+        call = {**target, "public": public}
+        made = self.table.emit("aten::index_add", [x, place, kept], x.shape, x.dtype, torch=call)
         self.table.unchanged.of[made] = x, rows.mask
         return made
 

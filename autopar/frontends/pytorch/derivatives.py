@@ -91,6 +91,7 @@ def run(
             watch.follow(incoming)
             with watch:
                 gradients = torch.autograd.grad(made, wanted, incoming, allow_unused=True)
+            watch.give([g for g in gradients if g is not None])
             grads = {id(t): g for t, g in zip(wanted, gradients, strict=True)}
     reached = tuple(isinstance(a, Tensor) and grads.get(id(a)) is not None for a in given)
     return Seen(results, reached, watch.linear, watch.steps, watch.draws, writes)
@@ -120,6 +121,11 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def follow(self, gradients: Sequence[Tensor]) -> None:
         for gradient in gradients:
             self._mark(self._graded, gradient)
+
+    def give(self, gradients: Sequence[Tensor]) -> None:
+        """One that was made of nothing that came in is as large whatever comes in."""
+        if not all(self._has(self._graded, g) or self._has(self._zero, g) for g in gradients):
+            self.linear = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

@@ -24,6 +24,7 @@ from torch.nn.modules.module import (
 )
 from torch.overrides import TorchFunctionMode
 
+from autopar.frontends.pytorch.binned import in_bins
 from autopar.frontends.pytorch.build import is_internal
 from autopar.frontends.pytorch.calls import Calls
 from autopar.frontends.pytorch.constant_indices import by_constant
@@ -251,6 +252,8 @@ class _Noting(TorchFunctionMode):
             func = torch.Tensor.detach
         elif (piece := by_constant(func, args, kwargs)) is not None:
             func, args = piece
+        elif (binned := in_bins(func, args, kwargs)) is not None:
+            (func, args), kwargs = binned, None
         elif asks_each(func, args, kwargs):
             func, args = EACH_HIT, args[:1]
         layer = self.calls.current

@@ -33,6 +33,18 @@ class Piece:
     number: int
 
 
+@dataclass(frozen=True, slots=True)
+class Equal:
+    """Where ``base`` is ``number``: a bin that is counted (`binned`)."""
+
+    base: Value
+    number: int
+
+
+Asked = Value | Piece | Equal
+"""The mask of which a branch asks whether it chooses any row."""
+
+
 @dataclass(slots=True)
 class Unchanged:
     """What of a walk is as it was where a mask chooses no row.
@@ -72,7 +84,7 @@ class Skips:
     def _check(self, skip: Skip) -> None:
         before, env = self._before.pop(id(skip)), self._walk.env
         makers = {value: node for node in self._walk.nodes for value in node.outputs}
-        mask: Value | Piece | None
+        mask: Asked | None
         if isinstance(skip.asked, SomeRows):
             known = self._rows.masks.get(skip.asked.symbol)
             mask = None if known is None else _plain(known[0], makers)
@@ -93,7 +105,7 @@ class Skips:
             if not self._is_as_before(was, now, mask, makers):
                 raise refused(skip.place, "more of it is read behind it than those rows")
 
-    def _is_as_before(self, was: Any, now: Any, mask: Value | Piece, makers: Makers) -> bool:
+    def _is_as_before(self, was: Any, now: Any, mask: Asked, makers: Makers) -> bool:
         """Whether ``now`` is ``was`` where the mask chooses no row."""
         if not isinstance(was, Value) or not isinstance(now, Value) or was.shape != now.shape:
             return False
@@ -107,11 +119,14 @@ class Skips:
             now = _plain(base, makers)
         return True
 
-    def _is_part(self, chosen: Value, mask: Value | Piece, makers: Makers) -> bool:
+    def _is_part(self, chosen: Value, mask: Asked, makers: Makers) -> bool:
         """Whether the rows that ``chosen`` has are among those of ``mask``."""
         chosen = self._rows.alike(_plain(chosen, makers))
         if isinstance(mask, Piece):
             if _piece(chosen, makers) == mask:
+                return True
+        elif isinstance(mask, Equal):
+            if _equal(chosen, makers) == mask:
                 return True
         elif chosen is self._rows.alike(mask):
             return True
@@ -127,7 +142,7 @@ def _plain(value: Value, makers: Makers) -> Value:
     return value
 
 
-def _asked_of(asked: Any, truth: bool, makers: Makers) -> Value | None:
+def _asked_of(asked: Any, truth: bool, makers: Makers) -> Value | Equal | None:
     """The mask of which it was asked whether it chooses any row."""
     made = makers.get(_plain(asked, makers)) if isinstance(asked, Value) else None
     if made is None or not isinstance(asked, Value):
@@ -144,10 +159,44 @@ def _asked_of(asked: Any, truth: bool, makers: Makers) -> Value | None:
     }
     if compared.get((made.kind, made.attrs.get("other"))) is not truth:
         return None
-    total = makers.get(_plain(made.inputs[0], makers))
+    counted = _plain(made.inputs[0], makers)
+    if (one := _bin(counted, makers)) is not None:
+        return one
+    total = makers.get(counted)
     if total is None or total.kind != "sum" or total.output.shape != ():
         return None
     return _mask_of(total.inputs[0], makers)
+
+
+def _bin(counted: Value, makers: Makers) -> Equal | None:
+    """One of the sums of one-hot rows: how often its number comes up."""
+    chosen = makers.get(counted)
+    if chosen is None or chosen.attrs.get("dim") != 0:
+        return None
+    if chosen.kind == "select":
+        number = chosen.attrs["index"]
+    elif chosen.kind == "split" and set(chosen.attrs["sizes"]) == {1}:  # as a list has them
+        number = chosen.outputs.index(counted)
+    else:
+        return None
+    total = makers.get(_plain(chosen.inputs[0], makers))
+    if total is None or total.kind != "sum" or len(total.output.shape) != 1:
+        return None
+    rank = len(total.inputs[0].shape)
+    hot = makers.get(_counted(total.inputs[0], makers))
+    if hot is None or hot.kind != "one_hot":
+        return None
+    if {d % rank for d in total.attrs["dims"]} != set(range(rank - 1)):
+        return None
+    return Equal(_counted(hot.inputs[0], makers, shapes=True), number)
+
+
+def _equal(chosen: Value, makers: Makers) -> Equal | None:
+    """``base == number`` in any shape."""
+    made = makers.get(_plain(chosen, makers))
+    if made is None or made.kind != "eq" or not isinstance(made.attrs.get("other"), int):
+        return None
+    return Equal(_counted(made.inputs[0], makers, shapes=True), made.attrs["other"])
 
 
 def _mask_of(value: Value, makers: Makers) -> Value | None:

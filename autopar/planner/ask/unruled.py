@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from autopar.nouns.errors import UserError, did_you_mean
 from autopar.nouns.graph import Graph, Op, Tensor
-from autopar.rules.advice import no_rule, suggestion, unwritable
+from autopar.rules.advice import is_random, no_rule, suggestion, unwritable
 from autopar.rules.binding import bind_rule
 from autopar.rules.bodies import bodies_in
 from autopar.rules.called import RULE, given_rule
@@ -112,10 +112,16 @@ def check_allowed(graph: Graph, missing: Mapping[str, str], allowed: Collection[
                 + (f"Without a rule are {', '.join(missing)}" if missing else "All have rules")
                 + f". Its kinds are {', '.join(kinds)}"
             )
+        if kind in missing and is_random(kind):
+            raise UserError(
+                f"--allow-replicated {kind}: ranks that run it whole draw numbers of their own, "
+                f"and each would compute with others: {missing[kind]}"
+            )
     refused = {kind: text for kind, text in missing.items() if kind not in allowed}
     if refused:
         text = "\n".join(refused.values())
-        if not any(op.kind in refused and unwritable(op) for op, _ in _ops(graph)):
+        no_way = any(op.kind in refused and unwritable(op) for op, _ in _ops(graph))
+        if not no_way and not any(map(is_random, refused)):
             flags = " ".join(f"--allow-replicated {kind}" for kind in refused)
             whole = "it" if len(refused) == 1 else "them"
             text += f"\nOr let {whole} run whole on every device: {flags}"

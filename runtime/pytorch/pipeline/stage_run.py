@@ -89,7 +89,8 @@ class StageRun:
         for name, result in zip(self.stage.gives, results, strict=True):
             if name == LOSS:
                 result = weighted(result, microbatch)
-            if result.requires_grad:
+            # without gradients a view of a parameter wants one all the same, and has no edge
+            if result.requires_grad and torch.is_grad_enabled():
                 roots[name] = get_gradient_edge(result)
             if name == LOSS:
                 loss = result.detach()
