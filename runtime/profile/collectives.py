@@ -139,6 +139,7 @@ class _Layers(torch.nn.Module):
 _LAYERS = 4
 UNIT_SIZES = tuple(1 << power for power in (18, 20, 22, 24, 26))  # 256 KiB to 64 MiB
 
+
 def units(world: int, device: torch.device) -> Iterator[tuple[str, int, Callable[[], Unit]]]:
     """(group, bytes, what makes the unit) of every unit to measure."""
     for size, stride in groups(world):

@@ -215,14 +215,6 @@ def _only_stacked(draft: Draft) -> set[Value]:
         split = _split(node) if node.kind == "scan" else len(node.inputs)
         plain.update(node.values[:split])
         stacked.update(node.values[split:])
-    for node in draft.nodes:
-        split = _split(node) if node.kind == "scan" else len(node.inputs)
-        both = [v.path for v in node.values[split:] if v in plain and "instances" not in node.attrs]
-        if both:
-            raise CaptureError(
-                f"{node.source}: parameter {both[0]!r} holds the layers of a scan and is read as a "
-                "whole too: keep what is shared in a parameter of its own"
-            )
     return stacked - plain
 
 

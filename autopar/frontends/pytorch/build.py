@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
 from autopar import torch_private
@@ -129,6 +130,12 @@ def build_model(workload: Workload) -> nn.Module:
             f"the workload's model made a {type(model).__name__}, not an nn.Module: return the "
             "module itself"
         )
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(tensor):
+            raise BuildError(
+                f"{name} has no shape before the first forward: it is of a lazy module. Give its "
+                "sizes where the model is built, as nn.Linear(64, 128) for nn.LazyLinear(128)"
+            )
     return model
 
 

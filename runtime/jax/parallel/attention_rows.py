@@ -44,10 +44,11 @@ def attention(
 ) -> Array:
     """softmax(scale * q k^T + mask) v: q [b, h, s, d], k and v [b, g, t, d], h a multiple of g.
 
-    ``window``: of a causal mask a row sees so many columns, itself the last. The softmax is computed in at least float32; ``scale`` None is ``1 / sqrt(d)``. A boolean mask
-    says which scores count, another one is added; a row that has none gets the mean of v. Of ranks
-    along ``rows`` each has a piece of the queries, one behind the other or in zigzag ``order``: a
-    causal mask shows them the keys up to their own places in the whole sequence.
+    The softmax is computed in at least float32; ``scale`` None is ``1 / sqrt(d)``. A boolean mask
+    says which scores count, another one is added; a row that has none gets the mean of v. Of a
+    causal mask with a ``window`` a row sees so many columns, itself the last. Of ranks along
+    ``rows`` each has a piece of the queries, one behind the other or in zigzag ``order``: a causal
+    mask shows them the keys up to their own places in the whole sequence.
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     kernel = kernel_for(q, k) if mask is None and not rows else None

@@ -76,8 +76,9 @@ def ring_attention(
     so many columns, itself the last.
 
     Forward sends k and v n - 1 times by `lax.ppermute`, or as far as a window of pieces one behind
-    the other reaches; backward sends them, and their gradients in at least float32, as often. Kept for backward: q, k, v, the result and the logarithm of the sums
-    by which a row's weights are made of its scores again (under a mask the sums and the maxima).
+    the other reaches; backward sends them, and their gradients in at least float32, as often. Kept
+    for backward: q, k, v, the result and the logarithm of the sums by which a row's weights are
+    made of its scores again (under a mask the sums and the maxima).
     """
     axes = (ring,) if isinstance(ring, str) else tuple(ring)
     if mask is not None:

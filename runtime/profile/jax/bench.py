@@ -10,10 +10,11 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from autopar.nouns.axes import REPLICATE
 from autopar.runtime.jax.parallel.placing import make_mesh
 from autopar.runtime.profile.figures import ENOUGH_S, FEWEST, MOST, Known
 
-AXIS = "dp_replicate"
+AXIS = REPLICATE
 """Of all devices, each of which computes the same."""
 EACH: Any = PartitionSpec(AXIS)
 

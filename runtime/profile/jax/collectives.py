@@ -82,9 +82,7 @@ def _exchange(
     rounds = 8 if size_bytes < 1 << 20 else 2
     spec: Any = PartitionSpec(tuple(mesh.shape))
     whole = jnp.ones((mesh.size * PIECES, width), jnp.float32)
-    given = tuple(
-        jax.device_put(whole * (1 + n), NamedSharding(mesh, spec)) for n in range(rounds)
-    )
+    given = tuple(jax.device_put(whole * (1 + n), NamedSharding(mesh, spec)) for n in range(rounds))
 
     def in_turn(moves: Callable[[Array], Array]) -> Callable[..., Any]:
         def run(*xs: Array) -> Array:
@@ -97,6 +95,4 @@ def _exchange(
         compiled: Callable[..., Any] = jax.jit(mapped)
         return compiled
 
-    return Exchange(
-        kind, *group, size_bytes, rounds, in_turn(call), in_turn(lambda x: x), given
-    )
+    return Exchange(kind, *group, size_bytes, rounds, in_turn(call), in_turn(lambda x: x), given)

@@ -1,8 +1,8 @@
 """The cases of `autopar profile` in JAX, compiled: what emitted programs call.
 
-XLA makes one loop of ops that work place by place, and what it has at hand it does not write. Prices
-count that (`autopar.rules.fusion`); so a figure here is that of an op by itself: between two calls
-of a chain stands a barrier that the compiler does not look through.
+XLA makes one loop of ops that work place by place, and what it has at hand it does not write.
+Prices count that (`autopar.rules.fusion`); so a figure here is that of an op by itself: between two
+calls of a chain stands a barrier that the compiler does not look through.
 """
 
 from __future__ import annotations
@@ -57,14 +57,12 @@ class Chain:
     ) -> None:
         """``chain_bytes``: what the forward of the chain touches on a device."""
         self.calls = case.calls(dtype, chain_bytes)
-        call, key = CALLS[case.called](case), jax.random.key(0)
+        call, keys = CALLS[case.called](case), iter(jax.random.split(jax.random.key(0), 128))
         lanes = 1 if case.chained else self.calls
         make = partial(_operand, case, dtype, bench)
-        firsts = [make(0, jax.random.fold_in(key, i)) for i in range(lanes)]
-        others = [
-            [make(i, jax.random.fold_in(key, lanes + 9 * n + i)) for i in range(1, len(case.operands))]
-            for n in range(self.calls)
-        ]  # fmt: skip
+        firsts = [make(0, next(keys)) for _ in range(lanes)]
+        beside = range(1, len(case.operands))
+        others = [[make(i, next(keys)) for i in beside] for _ in range(self.calls)]
         self.operands = (firsts, others)
 
         def results(firsts: list[Array], others: list[list[Array]]) -> list[Array]:
