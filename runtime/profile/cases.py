@@ -70,9 +70,9 @@ class Case:
         tensors["out"] = GraphTensor("out", self.result, dtype, "activation", True)
         return op_work(op, bind(op, tensors), WHOLE_OP, ONE_DEVICE, tensors)
 
-    def calls(self, dtype: str, chain_bytes: float) -> int:
-        """How many make a chain whose forward touches so much."""
-        return int(min(LONGEST, max(2, chain_bytes // self.work(dtype).forward_bytes)))
+    def calls(self, dtype: str, chain_bytes: float, most: int = LONGEST) -> int:
+        """How many make a chain whose forward touches so much, ``most`` at most."""
+        return int(min(most, max(2, chain_bytes // self.work(dtype).forward_bytes)))
 
     def over(self, position: int) -> int:
         """What an operand is divided by, so that a chain neither vanishes nor overflows."""
@@ -100,6 +100,18 @@ def cases(scale: int) -> Iterator[Case]:
         yield _cross_entropy(rows * scale, 4096)
     for batch in (1, 4, 16):
         yield _conv(batch * scale)
+
+
+def least_cases() -> Iterator[Case]:
+    """Every op on next to nothing: what a call takes whatever it is of. An eager call takes as long
+    as the smallest of `cases`, a compiled one less."""
+    yield _linear(8, 16)
+    yield _attention(1, 2, 8, 8, True)
+    yield from _streams(8, 16)
+    yield from _norms(8, 16)
+    yield _embedding(8, 32, 16)
+    yield _cross_entropy(8, 32)
+    yield _conv(1, 4)
 
 
 def middle_cases(largest: int) -> Iterator[Case]:
@@ -171,6 +183,6 @@ def _cross_entropy(tokens: int, vocabulary: int) -> Case:
     )
 
 
-def _conv(batch: int) -> Case:
-    image = (batch, 32, 32, 32)
+def _conv(batch: int, side: int = 32) -> Case:
+    image = (batch, 32, side, side)
     return Case("conv", (image, (32, 32, 3, 3)), image, trained=(1,), attrs={"padding": (1, 1)})

@@ -176,6 +176,11 @@ def test_a_model_that_is_none() -> None:
         capture(Workload(model=dict, batch=batch))
 
 
+def test_a_model_whose_sizes_a_first_forward_gives() -> None:
+    with pytest.raises(errors.BuildError, match=r"0\.weight has no shape.*nn\.Linear\(64, 128\)"):
+        capture(Workload(model=lambda: nn.Sequential(nn.LazyLinear(D)), batch=batch))
+
+
 def test_a_constructor_that_fails() -> None:
     def model() -> nn.Module:
         raise ValueError("odd width 7")

@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from autopar.runtime.jax.parallel.attention_rows import attention
@@ -49,6 +50,10 @@ CALLS: Mapping[str, Callable[[Case], Call]] = {
 """By what is called; graphs of JAX have no other kinds of the cases."""
 
 
+LONGEST = 6
+"""Calls of a chain: a compiled function takes no time between two, and time to compile."""
+
+
 class Chain:
     """A case with its operands on every device: `forward` of these, `backward` of what it made."""
 
@@ -56,13 +61,12 @@ class Chain:
         self, case: Case, dtype: str, bench: Bench, chain_bytes: float = CHAIN_BYTES
     ) -> None:
         """``chain_bytes``: what the forward of the chain touches on a device."""
-        self.calls = case.calls(dtype, chain_bytes)
-        call, keys = CALLS[case.called](case), iter(jax.random.split(jax.random.key(0), 128))
+        self.calls = case.calls(dtype, chain_bytes, LONGEST)
+        call, rng = CALLS[case.called](case), np.random.default_rng(0)
         lanes = 1 if case.chained else self.calls
-        make = partial(_operand, case, dtype, bench)
-        firsts = [make(0, next(keys)) for _ in range(lanes)]
-        beside = range(1, len(case.operands))
-        others = [[make(i, next(keys)) for i in beside] for _ in range(self.calls)]
+        make = partial(_operand, case, dtype, bench, rng)
+        firsts = [make(0) for _ in range(lanes)]
+        others = [[make(i) for i in range(1, len(case.operands))] for _ in range(self.calls)]
         self.operands = (firsts, others)
 
         def results(firsts: list[Array], others: list[list[Array]]) -> list[Array]:
@@ -91,13 +95,15 @@ class Chain:
         self.made = self.forward(*self.operands)
 
 
-def _operand(case: Case, dtype: str, bench: Bench, position: int, key: Any) -> Array:
+def _operand(
+    case: Case, dtype: str, bench: Bench, rng: np.random.Generator, position: int
+) -> Array:
     shape = case.operands[position]
     if position in case.below:
-        return bench.each(jax.random.randint(key, shape, 0, case.below[position]))
+        return bench.each(rng.integers(0, case.below[position], shape, dtype=np.int32))
     # Positive, and scaled so that a chain neither vanishes into denormal numbers nor overflows.
-    made = (jax.random.uniform(key, shape) + 0.5) / case.over(position)
-    return bench.each(made.astype(dtype))
+    made = (rng.random(shape, dtype=np.float32) + 0.5) / case.over(position)
+    return bench.each(made.astype(jnp.dtype(dtype)))
 
 
 def _apart(firsts: list[Array], others: list[list[Array]], case: Case) -> tuple[Any, Any]:
@@ -123,9 +129,8 @@ class Update:
     """One step of AdamW on ``elements`` parameters of every device, in one loop as XLA makes it."""
 
     def __init__(self, elements: int, bench: Bench) -> None:
-        key = jax.random.key(0)
-        made = [jax.random.normal(jax.random.fold_in(key, i), (elements,)) for i in range(4)]
-        self.operands = tuple(bench.each(jnp.abs(x)) for x in made)
+        rng = np.random.default_rng(0)
+        self.operands = tuple(bench.each(rng.random(elements, dtype=np.float32)) for _ in range(4))
 
         def step(weight: Array, gradient: Array, first: Array, second: Array) -> Any:
             first = 0.9 * first + 0.1 * gradient

@@ -3,7 +3,7 @@ of a profile, by the means of `worker`."""
 
 from __future__ import annotations
 
-from autopar.runtime.profile.cases import middle_cases
+from autopar.runtime.profile.cases import least_cases, middle_cases
 from autopar.runtime.profile.jax.bench import Bench
 from autopar.runtime.profile.jax.worker import (
     begun,
@@ -25,6 +25,8 @@ from autopar.runtime.profile.quick_sizes import (
 def main() -> None:
     bench = Bench(*begun(), ENOUGH_S, FEWEST)
     measure_process(bench)
+    for case in least_cases():
+        measure_case(bench, case, "float32", CHAIN_BYTES)
     for case in middle_cases(LARGEST):
         measure_case(bench, case, "float32", CHAIN_BYTES)
         if case.kind in ("linear", "attention"):

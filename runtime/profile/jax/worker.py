@@ -17,7 +17,15 @@ import jax
 import jax.numpy as jnp
 
 from autopar.runtime.jobs.host_memory import resident_bytes
-from autopar.runtime.profile.cases import CHAIN_BYTES, UPDATE_MOVES, UPDATED, WAYS, Case, cases
+from autopar.runtime.profile.cases import (
+    CHAIN_BYTES,
+    UPDATE_MOVES,
+    UPDATED,
+    WAYS,
+    Case,
+    cases,
+    least_cases,
+)
 from autopar.runtime.profile.figures import SIZES, Known, write
 from autopar.runtime.profile.jax.bench import Bench
 from autopar.runtime.profile.jax.collectives import exchanges
@@ -97,7 +105,7 @@ def main() -> None:
     measure_process(bench)
     wide = jax.devices()[0].platform != "cpu"
     for dtype in DTYPES:
-        for case in cases(WIDE if wide else 1):
+        for case in (*least_cases(), *cases(WIDE if wide else 1)):
             if dtype == "float32" or case.kind in IN_HALF:
                 measure_case(bench, case, dtype)
     measure_updates(bench)
