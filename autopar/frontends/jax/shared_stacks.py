@@ -22,44 +22,43 @@ Stacks = dict[str, tuple[str, ...]]
 
 def written_out(draft: Draft) -> tuple[Draft, Stacks]:
     """The draft, and how the stacks are named that are no tensors in it any more."""
-    stacks: Stacks = {}
     pieces: dict[Value, tuple[Value, ...]] = {}
-    opened: set[Node] = set()
     for scans in _sharing(draft):
-        opened.update(scans)
         read = list(dict.fromkeys(v for scan in scans for v in _stacked(scan)))
         prefix = common_parent([v.path for v in read])
         for value in read:
             rest = value.path[len(prefix) :].lstrip(".")
-            names = tuple(f"{prefix or 'layer'}.{i}.{rest}" for i in range(value.shape[0]))
-            stacks[value.path] = names
             pieces[value] = tuple(
                 Value(value.shape[1:], value.dtype, "parameter", name, value.frozen)
-                for name in names
+                for name in (f"{prefix or 'layer'}.{i}.{rest}" for i in range(value.shape[0]))
             )
-    if not opened:
+    if not pieces:
         return draft, {}
+    draft = _added_up(draft, pieces)
     nodes: list[Node] = []
     instead: dict[Value, Operand] = {}
-    draft = _added_up(draft, pieces)
-    for value in pieces:
-        if any(value in n.values and not _stacked(n) for n in draft.nodes):
-            whole = replace(value, role="activation", path="", frozen=False)
-            nodes.append(Node("stack", pieces[value], (whole,), {"dim": 0}))
-            instead[value] = whole
+    whole = _read_whole(draft)
+    for value in (v for v in pieces if v in whole):
+        together = replace(value, role="activation", path="", frozen=False)
+        nodes.append(Node("stack", pieces[value], (together,), {"dim": 0}))
+        instead[value] = together
+
+    def now(x: Operand) -> Operand:
+        return instead.get(x, x) if isinstance(x, Value) else x
+
     for node in draft.nodes:
-        if _stacked(node) and _stacked(node)[0] in pieces:
-            given = [instead.get(x, x) for x in node.values[: -len(_stacked(node))]]
-            node = replace(node, inputs=(*given, *_stacked(node)))
-            layers, results = _layers(node, pieces)
-            nodes += layers
-            instead.update(zip(node.outputs, results, strict=True))
+        stacked = _stacked(node)
+        if not stacked or stacked[0] not in pieces:
+            nodes.append(replace(node, inputs=tuple(map(now, node.inputs))))
             continue
-        inputs = tuple(instead.get(x, x) if isinstance(x, Value) else x for x in node.inputs)
-        nodes.append(replace(node, inputs=inputs))
+        given = map(now, node.values[: -len(stacked)])
+        layers, results = _layers(replace(node, inputs=(*given, *stacked)), pieces)
+        nodes += layers
+        instead.update(zip(node.outputs, results, strict=True))
     held = [p for v in draft.inputs for p in pieces.get(v, (v,))]
     frozen = [p for v, parts in pieces.items() if v.frozen for p in parts]
-    outputs = tuple(instead.get(x, x) if isinstance(x, Value) else x for x in draft.outputs)
+    outputs = tuple(map(now, draft.outputs))
+    stacks = {value.path: tuple(p.path for p in parts) for value, parts in pieces.items()}
     return Draft((*held, *frozen), tuple(nodes), outputs), stacks
 
 
@@ -81,11 +80,18 @@ def _sharing(draft: Draft) -> list[list[Node]]:
         groups = [group for group in groups if group not in met]
         values = read.union(*(values for values, _ in met))
         groups.append((values, [*(scan for _, scans in met for scan in scans), node]))
-    whole = {v for n in draft.nodes for v in n.values[: len(n.values) - len(_stacked(n))]}
+    whole = _read_whole(draft)
     return [scans for values, scans in groups if len(scans) > 1 or values & whole]
 
 
+def _read_whole(draft: Draft) -> set[Value]:
+    """What is read otherwise than layer by layer."""
+    read = {v for n in draft.nodes for v in n.values[: len(n.values) - len(_stacked(n))]}
+    return read.union(v for v in draft.outputs if isinstance(v, Value))
+
+
 _BY_PLACE = ("square", "abs", "mul", "cast")
+"""What a penalty makes of numbers before it sums them."""
 
 
 def _added_up(draft: Draft, pieces: dict[Value, tuple[Value, ...]]) -> Draft:
@@ -110,37 +116,38 @@ def _added_up(draft: Draft, pieces: dict[Value, tuple[Value, ...]]) -> Draft:
     nodes: list[Node] = []
     for node in draft.nodes:
         steps = chain(node) if node.kind == "sum" else []
-        if not steps:
-            nodes.append(node)
-            continue
-        (stack,) = steps[0].values
-        total: Operand | None = None
-        for piece in pieces[stack]:
-            made: Operand = piece
-            for step in steps:
-                last = step is node
-                shape = node.out.shape if last else piece.shape
-                attrs = dict(step.attrs)
-                if last:
-                    attrs["dims"], attrs["keepdim"] = tuple(range(len(piece.shape))), False
-                    shape = ()
-                out = Value(shape, step.out.dtype)
-                inputs = tuple(made if isinstance(x, Value) else x for x in step.inputs)
-                nodes.append(Node(step.kind, inputs, (out,), attrs, step.source))
-                made = out
-            if total is not None:
-                out = Value((), node.out.dtype)
-                nodes.append(Node("add", (total, made), (out,), {}, node.source))
-                made = out
-            total = made
-        assert isinstance(total, Value)
-        if node.out.shape:
-            nodes.append(
-                Node("reshape", (total,), node.outputs, {"shape": node.out.shape}, node.source)
-            )
+        if steps:
+            nodes += _sums(steps, pieces[steps[0].values[0]])
         else:
-            nodes[-1] = replace(nodes[-1], outputs=node.outputs)
+            nodes.append(node)
     return live(replace(draft, nodes=tuple(nodes)))
+
+
+def _sums(steps: Sequence[Node], pieces: Sequence[Value]) -> list[Node]:
+    """``steps``, the last of which sums, for each of the pieces, added up one after the other."""
+    total: Value | None = None
+    nodes: list[Node] = []
+    for piece in pieces:
+        made = piece
+        for step in steps:
+            attrs, shape = dict(step.attrs), piece.shape
+            if step is steps[-1]:
+                attrs.update(dims=tuple(range(len(piece.shape))), keepdim=False)
+                shape = ()
+            out = Value(shape, step.out.dtype)
+            inputs = tuple(made if isinstance(x, Value) else x for x in step.inputs)
+            nodes.append(Node(step.kind, inputs, (out,), attrs, step.source))
+            made = out
+        if total is not None:
+            out = Value((), made.dtype)
+            nodes.append(Node("add", (total, made), (out,), {}, steps[-1].source))
+            made = out
+        total = made
+    assert total is not None
+    last = steps[-1]
+    if not last.out.shape:
+        return [*nodes[:-1], replace(nodes[-1], outputs=last.outputs)]
+    return [*nodes, Node("reshape", (total,), last.outputs, {"shape": last.out.shape}, last.source)]
 
 
 def _layers(
