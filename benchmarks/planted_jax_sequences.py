@@ -17,11 +17,11 @@ CASES: Mapping[str, Case] = {
 
 ERRORS: tuple[Planted, ...] = (
     in_runtime("a ring turns the other way (jax)", "long ring",
-        "ring_attention:_sent_on", "(i + 1) % ways", "(i - 1) % ways"),
+        "ring_attention:_sent_on", "(i + by) % ways", "(i - by) % ways"),
     in_runtime("sums of weights of other pieces are not scaled (jax)", "long ring",
         "ring_attention:_add_softmax", "total * before", "total"),
     in_runtime("rows see pieces behind them (jax)", "long ring",
-        "ring_attention:_seen_of", "piece < rank", "piece > rank"),
+        "ring_attention:_seen_of", "piece < rank, earlier", "piece > rank, earlier"),
     in_runtime("gradients of keys stay where the piece went last (jax)", "long ring",
         "ring_attention:_there_and_back", "else _added(own, behind)", "else own"),
     in_runtime("pieces of a ring are one behind the other (jax)", "gpt pieces",

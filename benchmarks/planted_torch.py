@@ -277,7 +277,7 @@ ERRORS: tuple[Planted, ...] = (
     _lifting("documents without their causal mask", "packed replicate",
         "documents:_packed", "if ordered else set()", "if not numbers else set()"),
     _lifting("a window of one column less", "windowed tp",
-        "mask_forms:_window", "return back[0] + 1", "return back[0]"),
+        "mask_forms:form_of", '("window", window)', '("window", window - 1)'),
     _runtime("sinks are no column", "sunk tp",
         "ring_attention:_forward", "if beside.sinks is not None:", "if beside.sinks is None:"),
     _runtime("sinks learn the other way", "sunk cp",
