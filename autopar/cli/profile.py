@@ -2,8 +2,8 @@
 
 One process a device (gloo on CPU, NCCL on GPUs) runs `autopar.runtime.profile.worker`, or for JAX
 one process that sees all of them `autopar.runtime.profile.jax.worker`; this half needs no
-framework. Each figure is stored as soon as it is known, and what the profile already
-holds for this machine is not measured again, so an interrupted run goes on where it ended.
+framework. Each figure is stored as soon as it is known, and what the profile already holds for this
+machine is not measured again, so an interrupted run goes on where it ended.
 """
 
 from __future__ import annotations
@@ -88,12 +88,8 @@ def remember(
     }
     phases = dict(result.phases_s)
     measured = {**phases, "backward": phases.get("backward", 0.0) + phases.get("exchange", 0.0)}
-    machine = Machine(
-        device.name,
-        driver(),
-        libraries(plan.framework) or "",
-        processor(),
-    )
+    versions = libraries(plan.framework) or ""
+    machine = Machine(device.name, driver(), versions, processor())
     basis = run_basis(bool(device.rates), plan.style)
     if result.style != plan.style:
         return (

@@ -113,8 +113,9 @@ def plan(
         workload = workload or load_workload(workload_ref)
         check_style(workload.framework, options.style)
         check_pins(pins, workload, cluster)
-        profile = options.profile or options.at_hand(cluster, workload.framework)
-        if profile is not None:
+    profile = options.profile or options.at_hand(cluster, workload.framework)
+    if profile is not None:
+        with clock.phase("load"):
             style = options.style or style_of(workload.framework)
             versions = options.libraries(workload.framework)
             measured = Measured(profile, versions, options.processor, progress)

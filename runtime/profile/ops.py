@@ -17,11 +17,6 @@ from autopar.runtime.pytorch.vocabulary import cross_entropy
 Call = Callable[..., torch.Tensor]
 
 
-def call_of(case: Case) -> Call:
-    """The function of the operands."""
-    return CALLS[case.called](case)
-
-
 def _rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     return rotary(x, cos, sin)
 
@@ -67,7 +62,7 @@ class Chain:
         """``chain_bytes``: what the forward of the chain touches."""
         self.calls = case.calls(str(dtype).removeprefix("torch."), chain_bytes)
         self.case = case
-        self._call = call_of(case)
+        self._call = CALLS[case.called](case)
         self._made: list[torch.Tensor] = []
         make = partial(_operand, case, dtype=dtype, device=device)
         lanes = 1 if case.chained else self.calls

@@ -93,10 +93,8 @@ def test_every_collective_runs_over_every_group_as_often_as_it_says() -> None:
     def compiled(function: Any, operands: Any) -> str:
         return str(function.lower(*operands).compile().as_text())
 
-    for exchange in exchanges(4):
+    for exchange in exchanges(4, figures.SIZES[:1]):
         seen.add(exchange.key)
-        if exchange.size_bytes > figures.SIZES[0]:
-            continue
         text = compiled(exchange.call, exchange.operands)
         name = {"p2p": "collective-permute"}.get(exchange.kind, exchange.kind.replace("_", "-"))
         assert text.count(f"{name}(") + text.count(f"{name}-start(") == exchange.rounds, exchange
@@ -126,13 +124,16 @@ def test_what_it_writes_is_what_prices_read(
     assert math.isclose(taken_s, 8e-3 / 8)  # by the rounds
 
 
-def test_what_is_known_is_not_measured_again(bench: Bench, capsys: Any) -> None:
+def test_what_is_known_is_not_measured_again(
+    bench: Bench, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     case = smallest()[0]
+    monkeypatch.setattr(Bench, "times", lambda self, *calls: [[2e-3, 3e-3, 4e-3] for _ in calls])
+    monkeypatch.setattr(bench, "start_s", 1e-3)
     worker.measure_case(bench, case, "float32", 1.0)
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     known = {(r["subject"], r["key"], r["size_bytes"], r["flops"]) for r in lines if "flops" in r}
-    if len(known) < 2:
-        pytest.skip("noise hid an op")
+    assert len(known) == 2
     worker.measure_case(Bench(known, 2, 0.0, 1), case, "float32", 1.0)
     assert not capsys.readouterr().out
 

@@ -11,11 +11,10 @@ from dataclasses import dataclass, field
 
 from autopar.frontends.jax import views
 from autopar.frontends.jax.draft import Builder, Node, Operand, Uniform, Value
+from autopar.frontends.jax.known_arrays import HIDDEN
 from autopar.frontends.jax.known_places import Places
 from autopar.frontends.jax.views import Dims
 from autopar.frontends.shared.facts import Test, inverse
-
-MASKED = -1e4  # a fill below this is a mask
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,13 +119,13 @@ class Climb:
             bias = node.inputs[1] if node.inputs[0] is logits else node.inputs[0]
             chosen = self.builder.made_by(bias, "where")
             condition, a, b = (bias, bias, bias) if chosen is None else chosen.inputs
-            zero = b if isinstance(a, Uniform) and a.value < MASKED else a
+            zero = b if isinstance(a, Uniform) and a.value < HIDDEN else a
             fill, keep = (a, False) if zero is b else (b, True)
-            hides = isinstance(fill, Uniform) and fill.value <= MASKED
+            hides = isinstance(fill, Uniform) and fill.value <= HIDDEN
             if not hides or not isinstance(zero, Uniform) or zero.value != 0:
                 scores.masks.append((bias, dims))
                 return not isinstance(bias, Uniform)
-        if not isinstance(fill, Uniform) or fill.value > MASKED:
+        if not isinstance(fill, Uniform) or fill.value > HIDDEN:
             return False
         return self._condition(condition, keep, dims, scores, letters)
 

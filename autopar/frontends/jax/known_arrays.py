@@ -16,7 +16,7 @@ from autopar.frontends.jax.draft import Builder, Operand, Uniform
 LEAST = 8
 """Elements of an array that is looked at: a list of few indices is what it says."""
 HIDDEN = -1e4
-"""An array of zeros and of one number below this is a mask."""
+"""What scores get that do not count is a number below this."""
 
 Band = tuple[int, int]
 """Of a row the first and the last column that it sees, less its own number."""

@@ -6,14 +6,14 @@ one before has made, so that XLA neither joins them nor leaves one out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import numpy as np
 from jax import lax
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from autopar.nouns.axes import EXPERT, REPLICATE, TENSOR
 from autopar.runtime.jax.parallel.placing import make_mesh
@@ -42,57 +42,61 @@ PART: Mapping[str, Callable[[Array], Array]] = {
 
 @dataclass(frozen=True)
 class Exchange:
-    """``rounds`` of a collective of ``size_bytes`` (its full-size side) over ``size`` devices
-    ``stride`` apart, as a function of ``operands``; ``none`` does all but to move."""
+    """A collective of ``size_bytes`` (its full-size side) over ``size`` devices ``stride`` apart,
+    once for each of ``operands``, of which ``call`` is a function; ``none`` does all but to move.
+    """
 
     kind: str
     size: int
     stride: int
     size_bytes: int
-    rounds: int
     call: Callable[..., Any]
     none: Callable[..., Any]
     operands: tuple[Any, ...]
+
+    @property
+    def rounds(self) -> int:
+        return len(self.operands)
 
     @property
     def key(self) -> str:
         return f"{self.kind} {self.size}x{self.stride}"
 
 
-def exchanges(devices: int) -> Iterator[Exchange]:
-    """Every collective over every group, smallest first."""
+def exchanges(devices: int, sizes: Sequence[int] = SIZES) -> Iterator[Exchange]:
+    """Every collective over every group, smallest first; ``sizes`` in bytes."""
     for size, stride in groups(devices):
         outer = devices // (size * stride)
         mesh = make_mesh(**{REPLICATE: outer, AXIS: size, EXPERT: stride})
-        for size_bytes in SIZES:
+        for size_bytes in sizes:
             columns = size_bytes // 4 // PIECES // size * size
             for calls, width in ((WHOLE, columns), (PART, columns // size)):
+                operands = _operands(mesh, size_bytes, width)
+                none = _in_turn(mesh, lambda x: x)
                 for kind, call in calls.items():
-                    yield _exchange(kind, call, mesh, (size, stride), size_bytes, width)
+                    moved = _in_turn(mesh, call)
+                    yield Exchange(kind, size, stride, size_bytes, moved, none, operands)
 
 
-def _exchange(
-    kind: str,
-    call: Callable[[Array], Array],
-    mesh: Any,
-    group: tuple[int, int],
-    size_bytes: int,
-    width: int,
-) -> Exchange:
+def _spec(mesh: Mesh) -> Any:
+    return PartitionSpec(tuple(mesh.shape))
+
+
+def _operands(mesh: Mesh, size_bytes: int, width: int) -> tuple[Array, ...]:
+    """One a round: as many as take a while."""
     rounds = 8 if size_bytes < 1 << 20 else 2
-    spec: Any = PartitionSpec(tuple(mesh.shape))
     whole = np.ones((mesh.size * PIECES, width), np.float32)
-    given = tuple(jax.device_put(whole, NamedSharding(mesh, spec)) for _ in range(rounds))
+    return tuple(jax.device_put(whole, NamedSharding(mesh, _spec(mesh))) for _ in range(rounds))
 
-    def in_turn(moves: Callable[[Array], Array]) -> Callable[..., Any]:
-        def run(*xs: Array) -> Array:
-            made = xs[0]
-            for x in xs:
-                made = moves(x + 1e-30 * made[:1, :1])
-            return made[:1, :1]
 
-        mapped = jax.shard_map(run, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
-        compiled: Callable[..., Any] = jax.jit(mapped)
-        return compiled
+def _in_turn(mesh: Mesh, moves: Callable[[Array], Array]) -> Callable[..., Any]:
+    def run(*xs: Array) -> Array:
+        made = xs[0]
+        for x in xs:
+            made = moves(x + 1e-30 * made[:1, :1])
+        return made[:1, :1]
 
-    return Exchange(kind, *group, size_bytes, rounds, in_turn(call), in_turn(lambda x: x), given)
+    spec = _spec(mesh)
+    mapped = jax.shard_map(run, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+    compiled: Callable[..., Any] = jax.jit(mapped)
+    return compiled

@@ -74,9 +74,8 @@ def measure_updates(bench: Bench, sizes: Sequence[int] = (1 << 18, 1 << 21, 1 <<
 
 def measure_collectives(bench: Bench, sizes: Sequence[int] = SIZES) -> None:
     """What each adds; ``sizes`` in bytes."""
-    for exchange in exchanges(bench.devices):
-        wanted = bench.wants("collective", exchange.key, exchange.size_bytes, 0.0)
-        if not wanted or exchange.size_bytes not in sizes:
+    for exchange in exchanges(bench.devices, sizes):
+        if not bench.wants("collective", exchange.key, exchange.size_bytes, 0.0):
             continue
         without, together = bench.times(
             (exchange.none, exchange.operands), (exchange.call, exchange.operands)
