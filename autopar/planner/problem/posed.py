@@ -76,9 +76,9 @@ class LeastShares:
     """Of the bytes that a choice holds, the shares that none can do without: of model state; of
     what is kept for backward; and of that where blocks run again."""
 
-    state: float
-    kept: float
-    again: float
+    state: float = 1.0
+    kept: float = 1.0
+    again: float = 1.0
 
 
 def least_shares(folded: Folded, choice: Ints) -> LeastShares:

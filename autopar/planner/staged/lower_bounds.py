@@ -133,7 +133,8 @@ class LowerBounds:
     def leaner_s(self, core: Core, model: Model) -> float:
         """The same of a core whose ranks hold as little as other shardings may free, at no cost."""
         flights = min(core.shape.candidate.passes, core.shape.pp)  # on the first rank, at most
-        freed = Likeness(freed=flights * model.solved.squeezable)
+        solved = model.solved
+        freed = Likeness(freed=flights * solved.squeezable, least=solved.least)
         _, work_s = self.fitting(core, model, [*self.shares(core, model, freed)])
         return max(self.core_s(core, model), work_s)
 
@@ -166,13 +167,17 @@ class LowerBounds:
         life = model.solved.summary.life(recompute)
         share, process = overhead(model.solved.summary.packages, question.cluster.device)
         saved = (min(m, pp) * life.saved / pp + life.peak - life.saved) * like.bytes
+        kept = like.least.again if recompute.runs_again else like.least.kept
         candidate, enough = shape.candidate, NEAR * self._room(shape)
         pins = replace(question.pins, recompute=recompute)
         for layout in layouts(candidate.data, pins, model=candidate.model):
             for one in (layout, offloaded(layout)) if question.offloads else (layout,):
                 whole = self._whole(one, shape.candidate, model)
-                state_bytes = whole.state_bytes - like.freed
-                needed = (1 + share) * (state_bytes / pp + saved) + process
+                held = max(
+                    (whole.state_bytes - like.freed) / pp + saved,
+                    whole.state_bytes * like.least.state / pp + saved * kept,
+                )
+                needed = (1 + share) * held + process
                 yield whole, needed
                 if needed <= enough:
                     break

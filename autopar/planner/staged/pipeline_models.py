@@ -22,6 +22,7 @@ from autopar.nouns.recompute import KEEP_ALL, Recompute
 from autopar.nouns.zero import ZERO
 from autopar.planner.ask.candidates import Candidate, StateLayout, model_mesh
 from autopar.planner.ask.question import Question
+from autopar.planner.problem.posed import LeastShares
 from autopar.planner.problem.solving import Solver
 from autopar.planner.solve.solved import Charged, Solved, hidden, solve
 from autopar.planner.staged.shapes import FASTEST, MOVING_LESS, Shape
@@ -167,12 +168,14 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class Likeness:
-    """What of a model is read off for a shape of other samples: the share of its seconds, of the
-    bytes that a microbatch keeps; and bytes that other shardings may free."""
+    """What of a model is read off for a shape of other samples: the share of its seconds, and of
+    the bytes that a microbatch keeps. ``freed``: bytes that other shardings may free of it all;
+    ``least``: the shares of state and of what is kept that none can do without."""
 
     seconds: float = 1.0
     bytes: float = 1.0
     freed: int = 0
+    least: LeastShares = LeastShares()
 
 
 ITSELF = Likeness()
@@ -236,7 +239,8 @@ class Models:
         model, share = known[samples], own / samples
         # Fewer samples take no less each; more of them, no less, nor less than what bounds all.
         seconds = max(min(1.0, share), self.least_pass_s(shape) / model.pass_s)
-        return model, Likeness(seconds, share, model.solved.squeezable)
+        solved = model.solved
+        return model, Likeness(seconds, share, solved.squeezable, solved.least)
 
     def _leaner(self, shape: Shape, fastest: Model | None) -> Model | None:
         """The fastest sharding that is charged for what state moves once a step, or under a limit
