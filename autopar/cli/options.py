@@ -39,6 +39,7 @@ Fix = Annotated[
         "that tensor-parallel collectives run in beside products, in eager PyTorch. expert_pieces: "
         "likewise of tokens that travel to their experts while others are computed with. "
         "expert_placement: load (experts on ranks by their measured rows) or order, on PyTorch. "
+        "shared_experts: beside (they run while tokens travel to the others) or behind. "
         "seq_slices: of sequences, that pass the stages of a pipeline one after the other, on "
         "PyTorch. reduce: "
         "the dtype in which gradients of shared state are reduced, bfloat16 or float32. "

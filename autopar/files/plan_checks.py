@@ -160,7 +160,7 @@ def check_names(plan: Plan, graph: Graph) -> None:
         ops, tensors = (names | {f"{n}{OF_ROWS}" for n in names} for names in (ops, tensors))
     _known("recipes", plan.recipes or (), ops)
     for i, spread in enumerate(plan.spreads):
-        for table in ("ops", "expert_pieces"):
+        for table in ("ops", "expert_pieces", "beside"):
             _known(f"spreads[{i}].{table}", getattr(spread, table), ops)
         for table in ("shared", "parameters", "pieces"):
             _known(f"spreads[{i}].{table}", getattr(spread, table), tensors)

@@ -11,6 +11,7 @@
         parameter Block::up.weight tp:S0
         pieces Block::norm/layer_norm 4
         expert_pieces Block::mlp/experts 2
+        beside Block::mlp/experts mlp.shared
       prediction
         step_time_s 0.12
         ...
@@ -39,6 +40,7 @@ TABLES: Mapping[str, str] = MappingProxyType(
         "parameter": "parameters",
         "pieces": "pieces",
         "expert_pieces": "expert_pieces",
+        "beside": "beside",
     }
 )
 """A line of each word is one entry of a table of a spread."""

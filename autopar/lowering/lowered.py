@@ -86,6 +86,9 @@ class Lowered:
     expert_pieces: Mapping[str, int] = field(default_factory=dict)
     """Of the plan, by key, in how many pieces tokens travel to their experts
     (`autopar.lowering.routed_pieces`)."""
+    beside: Mapping[str, str] = field(default_factory=dict)
+    """Of the plan, by key, the module that runs while tokens travel to their experts
+    (`autopar.lowering.shared_experts`)."""
     zigzag: Mapping[str, int] | None = None
     """Where pieces along sequences lie in zigzag (`autopar.rules.cut`): of tensors the dim that
     does; of those that are not there, any that an axis of sequences splits."""

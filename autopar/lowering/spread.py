@@ -26,6 +26,7 @@ from autopar.lowering.lowered import (
 from autopar.lowering.pieces import check_pieces
 from autopar.lowering.routed_pieces import check_expert_pieces
 from autopar.lowering.sequence_slices import check_slices
+from autopar.lowering.shared_experts import check_beside
 from autopar.nouns.axes import AXES, SEQUENCES, SLICE
 from autopar.nouns.graph import Graph, Op, Tensor
 from autopar.nouns.mesh import Mesh
@@ -84,14 +85,16 @@ def lower(
         if name in apart:
             _check_in_place(scope.tensors[name], steps, block)
     zigzag = None if cut.zigzag is None else _own_names(cut.zigzag, graph, block)
-    pieces = spread.pieces, spread.expert_pieces
-    whole = Lowered(graph, mesh, block, scope.tensors, ops, outputs, blocks, apart, *pieces, zigzag)
+    chosen = spread.pieces, spread.expert_pieces, spread.beside
+    whole = Lowered(graph, mesh, block, scope.tensors, ops, outputs, blocks, apart, *chosen, zigzag)
     if cut.slices > 1:
         check_slices(whole)
     if block is None and spread.pieces:
         check_pieces(whole)
     if block is None and spread.expert_pieces:
         check_expert_pieces(whole)
+    if block is None and spread.beside:
+        check_beside(whole)
     return whole
 
 

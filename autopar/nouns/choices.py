@@ -111,6 +111,13 @@ def _routed_aside(pieces: dict[str, int]) -> str:
     )
 
 
+def _shared_text(beside: Mapping[str, str]) -> str:
+    """``mlp.shared_experts of Block::mlp/experts, and of 1 more layer``"""
+    (name, path), *others = beside.items()
+    more = f", and of {len(others)} more layer{'s' if len(others) > 1 else ''}" if others else ""
+    return f"{path} of {name}{more}"
+
+
 def _placed_text(placement: Mapping[str, ExpertPlacement]) -> str:
     """``0 3 | 1 2 of layers.1.mlp, and 3 more layers``"""
     (name, first), *others = placement.items()
@@ -192,6 +199,14 @@ CHOICES = (
     ),
     Choice(
         "expert_pieces", "experts", "tokens at once", routed_text, _routed_words, _routed_aside,
+        _none,
+    ),
+    Choice(
+        "shared_experts", "shared experts", "behind the others",
+        lambda b: f"while tokens travel: {_shared_text(b)}",
+        lambda b: f"computed while tokens travel to the others: {_shared_text(b)}",
+        lambda b: f"shared_experts=beside of {len(b)} layers: the trainer computes them in its own "
+        "order",
         _none,
     ),
     Choice(

@@ -12,6 +12,7 @@
            | "tp_pieces=" 1, 2, 4 or 8               see `autopar.lowering.pieces`
            | "expert_pieces=" 1, 2, 4 or 8           see `autopar.lowering.routed_pieces`
            | "expert_placement=" load or order       see `autopar.nouns.expert_placement`
+           | "shared_experts=" beside or behind      see `autopar.lowering.shared_experts`
            | "seq_slices=" a whole number from 1     see `autopar.lowering.sequence_slices`
            | "reduce=" float32, bfloat16 or float16
            | "all_reduce=" library or two-level     see `autopar.nouns.reduction`
@@ -37,6 +38,8 @@ from autopar.nouns.expert_placement import BY_LOAD, IN_ORDER
 from autopar.nouns.layout import (
     ALL_REDUCE,
     ATTENTION_BY,
+    BEHIND,
+    BESIDE,
     BUCKET,
     CHUNKS,
     EXPERT_PIECES,
@@ -50,6 +53,7 @@ from autopar.nouns.layout import (
     PREFETCH,
     REDUCE,
     RING_RANKS,
+    SHARED_EXPERTS,
     SWITCH,
     LayoutError,
     Pins,
@@ -74,6 +78,7 @@ _MEANS: Mapping[str, str] = MappingProxyType(
         PIECES: " (of rows, that a tensor-parallel collective runs in beside its products)",
         EXPERT_PIECES: " (of tokens, that travel to their experts while others are computed with)",
         EXPERT_PLACEMENT: " (experts on ranks by their measured rows, or in their order)",
+        SHARED_EXPERTS: " (that every token goes through: while tokens travel to others, or not)",
         PREFETCH: " (units ahead that FSDP2 gathers parameters)",
         PRECISION: " (by which linear layers run in 8 bits, as far as they gain)",
         "offload": " (what is in host memory between steps)",
@@ -92,6 +97,7 @@ WORDS: Mapping[str, Sequence[str]] = MappingProxyType(
         PIECES: tuple(map(str, COUNTS)),
         EXPERT_PIECES: tuple(map(str, COUNTS)),
         EXPERT_PLACEMENT: (BY_LOAD, IN_ORDER),
+        SHARED_EXPERTS: (BESIDE, BEHIND),
         REDUCE: ("float32", "bfloat16", "float16"),
         ALL_REDUCE: ALL_REDUCES,
         PREFETCH: tuple(map(str, PREFETCHES)),

@@ -35,7 +35,8 @@ RING_RANKS = "cp_ring"
 CHUNKS, MLP_CHUNKS, NO_CHUNKS = "loss_chunks", "mlp_chunks", "none"
 BUCKET, REDUCE, ALL_REDUCE = "bucket", "reduce", "all_reduce"
 PIECES, EXPERT_PIECES, SEQ_SLICES = "tp_pieces", "expert_pieces", "seq_slices"
-EXPERT_PLACEMENT = "expert_placement"
+EXPERT_PLACEMENT, SHARED_EXPERTS = "expert_placement", "shared_experts"
+BESIDE, BEHIND = "beside", "behind"
 ATTENTION_BY, KERNELS, PREFETCH = "attention", "kernels", "prefetch"
 PRECISION = "precision"
 DEGREES = (REPLICATE, SHARD, TENSOR, CONTEXT, EXPERT, PIPELINE)
@@ -86,6 +87,8 @@ class Pins:
     """Of tokens, that travel to their experts while others are computed with."""
     expert_placement: str | None = None
     """Experts on ranks by their rows, or in their order."""
+    shared_experts: str | None = None
+    """While tokens travel to the others, or where the model has them."""
     seq_slices: int | None = None
     """Of sequences, that pass the stages of a pipeline one after the other."""
     reduce: str | None = None
@@ -125,8 +128,8 @@ def _text(name: str, value: Any) -> str:
 
 NAMES = tuple(one.name for one in fields(Pins))
 OF_PROGRAMS = (
-    CHUNKS, MLP_CHUNKS, BUCKET, PIECES, EXPERT_PIECES, EXPERT_PLACEMENT, SEQ_SLICES, REDUCE,
-    ALL_REDUCE, ATTENTION_BY, KERNELS, PREFETCH, PRECISION,
+    CHUNKS, MLP_CHUNKS, BUCKET, PIECES, EXPERT_PIECES, EXPERT_PLACEMENT, SHARED_EXPERTS, SEQ_SLICES,
+    REDUCE, ALL_REDUCE, ATTENTION_BY, KERNELS, PREFETCH, PRECISION,
 )  # fmt: skip
 """What a program does on top of its layout."""
 _NOT_OF_LAYOUTS = ("microbatches", RING_RANKS, *OF_PROGRAMS)

@@ -56,6 +56,8 @@ class Spread:
                 (`autopar.lowering.pieces`); what is not named runs in one.
     expert_pieces: op key -> of tokens, that travel to their experts and back
                 (`autopar.lowering.routed_pieces`), likewise.
+    beside:     op key of experts -> path of the module that runs while their tokens travel
+                (`autopar.lowering.shared_experts`).
     """
 
     mesh: Mesh
@@ -64,6 +66,7 @@ class Spread:
     parameters: Mapping[str, str] = field(default_factory=dict)
     pieces: Mapping[str, int] = field(default_factory=dict)
     expert_pieces: Mapping[str, int] = field(default_factory=dict)
+    beside: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +241,11 @@ class Plan:
         """In how many tokens travel to their experts, by op key, of all spreads."""
         return {name: n for spread in self.spreads for name, n in spread.expert_pieces.items()}
 
+    @property
+    def shared_experts(self) -> dict[str, str]:
+        """The modules that run while tokens travel, by op key, of all spreads."""
+        return {name: path for spread in self.spreads for name, path in spread.beside.items()}
+
     def each(self, choice: str) -> str:
         """``zero``, ``recompute`` or ``offload`` of the stages: one value where all agree."""
         values = [str(getattr(stage, choice)) for stage in self.stages]
@@ -271,7 +279,7 @@ def as_data(plan: Plan) -> dict[str, Any]:
         if getattr(plan, rare) is None:
             del data[rare]
     for record, spread in _pairs(data, plan, "spreads"):
-        for rare in ("pieces", "expert_pieces"):
+        for rare in ("pieces", "expert_pieces", "beside"):
             if not getattr(spread, rare):
                 del record[rare]
     for record, own in (*_pairs(data, plan, "stages"), *_pairs(data, plan, "runners_up")):

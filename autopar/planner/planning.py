@@ -43,6 +43,7 @@ from autopar.planner.search.mlp_chunks import (
 )
 from autopar.planner.search.on_top import chosen
 from autopar.planner.search.seq_slices import check_slices, searched_seq_slices
+from autopar.planner.search.shared_experts import check_shared_experts, check_shared_pin
 from autopar.planner.search.tp_pieces import check_pieces, check_tp_pieces, with_effect
 from autopar.planner.solve.solved import lowered_of
 from autopar.rules.batch import BatchFlow, flow_or_obstacle
@@ -153,6 +154,7 @@ def plan_captured(
     check_pins(pins, workload, cluster)
     check_tp_pieces(pins, workload.framework, style)
     check_expert_pins(pins, workload.framework)
+    check_shared_pin(pins, workload.framework, style)
     check_placement_pin(pins, workload.framework, options.imbalance)
     check_slices(pins, workload.framework, style)
     base = at_precision(keep_whole(captured.graph, missing), workload.precision)
@@ -183,6 +185,7 @@ def plan_captured(
     lowered = lowered_of(question, outcome.best.decided)
     check_pieces(question, lowered)
     check_expert_pieces(pins, lowered)
+    check_shared_experts(pins, lowered)
     made = with_effect(made, lowered)
     if chunks is not None:
         check_rows(lowered, chunks)

@@ -17,7 +17,7 @@ from autopar.lowering.pieces import BEFORE, SCATTERED, Site, sites
 from autopar.lowering.routed_pieces import pieces_of
 from autopar.nouns.plan import key
 from autopar.pricing.in_pieces import Laid
-from autopar.pricing.op_prices import inside_ps
+from autopar.pricing.op_prices import inside_of
 from autopar.pricing.parameters import parameters_of
 from autopar.pricing.prices import PICOSECONDS, Prices
 from autopar.pricing.summary import adding
@@ -189,7 +189,7 @@ def _ran(op: LoweredOp, lowered: Lowered, prices: Prices) -> Iterator[_Run]:
         each = [tuple(i.collective for i in inside if i.direction == way) for way in _WAYS]
         what = [f"{_names(some)} in {name}" for some in each]
         sizes = [sum(c.size_bytes for c in some) for some in each]
-        bare = inside_ps(prices, op, tensors, lowered.block, pieces)
+        bare = inside_of(prices, lowered, op)
         yield _Run((what[0], what[1]), "model axes", bare, (sizes[0], sizes[1]))
 
 

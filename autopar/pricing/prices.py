@@ -49,6 +49,10 @@ class Prices:
     """Of rows, that a collective and the products beside it may run in: `pricing.tp_pieces`."""
     expert_pieces: tuple[int, ...] = (1,)
     """Of tokens, that may travel to their experts apart: `pricing.op_prices`."""
+    runs_beside: bool | None = None
+    """Whether modules next to routed experts run while tokens travel; None: where that gains."""
+    beside: frozenset[str] = frozenset()
+    """Keys of the ops of experts that may have one beside (`pricing.op_prices`)."""
     works: dict[tuple[object, ...], Work] = field(default_factory=dict)
     """By op, gradients through it, local extents, and how many ways each of its implementations
     splits it: these do other work on equal pieces. Prices of one graph on other meshes share it.

@@ -19,13 +19,14 @@ from autopar.lowering.counts import global_counts, label_collectives
 from autopar.lowering.issued import internal_collectives, last_kept, rerun_collectives
 from autopar.lowering.lowered import Lowered
 from autopar.lowering.routed_pieces import pieces_of
+from autopar.lowering.shared_experts import beside_of
 from autopar.lowering.state import LOSS_BYTES
 from autopar.nouns.axes import SLICE
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.graph import DTYPE_BYTES
 from autopar.nouns.plan import key
 from autopar.nouns.recompute import Recompute
-from autopar.pricing.op_prices import inside_ps
+from autopar.pricing.op_prices import inside_of
 from autopar.pricing.parameters import buffer_bytes, parameters_of, read_late
 from autopar.pricing.prices import PICOSECONDS, Prices
 from autopar.pricing.tp_pieces import InPieces
@@ -213,7 +214,8 @@ def adding(trained: Mapping[Kind, int], prices: Prices) -> int:
 def _moved_again(lowered: Lowered, prices: Prices, pieces: InPieces) -> int:
     """Picoseconds of collectives of a forward that runs again; what passes around a ring as far as
     its compute leaves it bare."""
-    routed = {key(lowered.block, op.op.name) for op in lowered.ops if pieces_of(lowered, op) > 1}
+    hiding = [op for op in lowered.ops if pieces_of(lowered, op) > 1 or beside_of(lowered, op)]
+    routed = {key(lowered.block, op.op.name) for op in hiding}
     again = [p for p in rerun_collectives(lowered) if p.collective.kind != SHIFT]
     again = [p for p in again if p.key not in routed]
     beside = {key(lowered.block, n): p.forward_ps for n, p in pieces.by_name.items()}
@@ -222,9 +224,11 @@ def _moved_again(lowered: Lowered, prices: Prices, pieces: InPieces) -> int:
     rings = (op for op in lowered.ops if is_ring(op, lowered.mesh))
     tensors, scope = lowered.graph.tensors, lowered.block
     moved += sum(prices.inside(op, tensors, scope)[0] for op in rings)
-    for op in lowered.ops[: last_kept(lowered) + 1]:
-        if (count := pieces_of(lowered, op)) > 1:
-            moved += inside_ps(prices, op, tensors, scope, count)[0]
+    moved += sum(
+        inside_of(prices, lowered, op)[0]
+        for op in lowered.ops[: last_kept(lowered) + 1]
+        if key(scope, op.op.name) in routed
+    )
     return moved
 
 
@@ -287,7 +291,7 @@ def _moved(
     for op in lowered.ops:
         met = [i.direction for i in internal_collectives(op, lowered.mesh)] if op.bound else []
         if met:
-            ahead, back = inside_ps(prices, op, tensors, scope, pieces_of(lowered, op))
+            ahead, back = inside_of(prices, lowered, op)
             forward, backward = forward + ahead, backward + back
             met_forward += met.count("forward")
             met_backward += met.count("backward")

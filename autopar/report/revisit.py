@@ -9,6 +9,7 @@ from pathlib import Path
 from autopar.files import plan_folder
 from autopar.lowering.lowered import Lowered, LoweringError
 from autopar.lowering.of_plan import check_recipes, plan_cut
+from autopar.lowering.shared_experts import may_have_beside
 from autopar.lowering.spread import lower
 from autopar.lowering.stages import CutError
 from autopar.nouns.cluster import Cluster
@@ -113,7 +114,9 @@ def revisit(plan: Plan, cluster: Cluster, graph: Graph, batch_dims: Mapping[str,
     # What the search could choose among: with one piece alone it is as if none were.
     counts = COUNTS if plan.tp_pieces else ONE
     routed = COUNTS if plan.expert_pieces else ONE
-    prices = Prices(cluster, mesh, plan.precision, kernels, pieces=counts, expert_pieces=routed)
+    beside = may_have_beside(graph) if plan.shared_experts else frozenset()
+    choices = {"pieces": counts, "expert_pieces": routed, "beside": beside}
+    prices = Prices(cluster, mesh, plan.precision, kernels, **choices)
     sharding = planned_state(plan, stage)
     lowered = lower(graph, spread, plan.microbatches, cut)
     check_recipes(lowered)

@@ -46,7 +46,8 @@ def experts(
     halves: Axes = (),
     pieces: int = 1,
     layer: nn.Module | None = None,
-) -> Tensor:
+    beside: Callable[[], Tensor] | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
     """``sum_k weights[n, k] * (gate(x[n] up[e]^T + up_bias[e]) down[e]^T + down_bias[e])`` for
     each token n, with ``e = index[n, k]``.
 
@@ -74,6 +75,8 @@ def experts(
     layer:      the module that holds the matrices, where its experts are placed
                 (`autopar.runtime.pytorch.expert_places`): a rank's piece is by place, and ``index``
                 has the model's numbers all the same.
+    beside:     runs while the first tokens are on their way out, in backward while their gradients
+                are on their way home; what it gives is returned behind the result.
     """
     _check_pieces(up, down, up_bias, down_bias)
 
@@ -86,15 +89,17 @@ def experts(
     cut = [t.tensor_split(pieces) for t in (x, in_places(index, layer), weights)]
     holder = holder_of(up) if layer is None and is_noting() else layer
     each = routes_of_each(cut[1], len(up), held, dispatch, holder)
-    return _in_pieces([*zip(*cut, strict=True)], each, computed)
+    return _in_pieces([*zip(*cut, strict=True)], each, computed, beside)
 
 
 def _in_pieces(
     tokens: Sequence[tuple[Tensor, Tensor, Tensor]],
     each: Sequence[Routes],
     computed: Callable[[Tensor, Routes], Tensor],
-) -> Tensor:
-    """What experts make of all pieces of the tokens, each x [n, d], index and weights [n, k].
+    beside: Callable[[], Tensor] | None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """What experts make of all pieces of the tokens, each x [n, d], index and weights [n, k]; what
+    is made beside them.
 
     Autograd runs what was called last first: gradients of the last piece travel while none is
     computed with, those of each other one beside the computation of the one behind it.
@@ -105,6 +110,7 @@ def _in_pieces(
         return each[i].set_out(x[each[i].chosen // index.shape[1]])
 
     going, back = [set_out(0)], []
+    also = beside() if beside is not None else None
     for i, routes in enumerate(each):
         if i + 1 < len(each):
             going.append(set_out(i + 1))
@@ -113,7 +119,8 @@ def _in_pieces(
         _weighted(routes.come_home(h), routes, *token)
         for h, routes, token in zip(back, each, tokens, strict=True)
     ]
-    return torch.cat(made) if len(made) > 1 else made[0]
+    result = torch.cat(made) if len(made) > 1 else made[0]
+    return result if also is None else (result, also)
 
 
 def _weighted(h: Tensor, routes: Routes, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:

@@ -69,6 +69,7 @@ NEED_NOT = {
 
 ELSEWHERE = {
     "spread expert_pieces": "no experts here: `tests/planner/test_expert_piece_plans.py` has them",
+    "spread beside": "nor shared ones: `tests/planner/test_shared_experts.py`",
     "seq_slices": "no attention here: `tests/planner/test_seq_slices.py` has it",
     "expert_placement": "nor here: `tests/planner/test_placed_experts.py`",
     "scatters": "of JAX programs on TPUs: `tests/jax/test_scatters.py`",

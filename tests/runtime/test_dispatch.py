@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +20,7 @@ from autopar.runtime.pytorch.dispatch import routes_of_each
 from autopar.runtime.pytorch.experts import experts
 from autopar.runtime.shared.settings import ProgramError
 from tests.emit import simulated
+from tests.runtime import expert_cases
 from tests.runtime.expert_cases import (
     EACH,
     EXPERTS,
@@ -109,29 +111,70 @@ def test_rows_of_a_piece_travel_while_another_is_computed_with(
     the next piece has set out before one is computed with, forward, and in backward all gradients
     have before any is waited for."""
     of = replace(case(LAYOUTS["dispatched over 2"], Form("all"), "drawn", "even"), pieces=3)
-    seen: list[str] = []
+    monkeypatch.setattr(torch, "tanh", partial(noted, "p"))
+    forward = "b" + "bwpb" * 2 + "wpb" + "www"
+    backward = "bbb" + "wpb" * 2 + "w" + "wpb" + "ww"
+    assert order_of(of) == forward + backward
 
-    class Product(torch.autograd.Function):
+
+def test_what_runs_beside_hides_the_first_way_out_and_the_last_way_home(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Likewise, with what runs beside (s): between the first pieces' leaving and arriving, and in
+    backward between those of its gradients."""
+    of = case(LAYOUTS["dispatched over 2"], Form("all"), "drawn", "even")
+    monkeypatch.setattr(torch, "tanh", partial(noted, "p"))
+    own = expert_cases.experts
+
+    def beside(x: torch.Tensor, *others: Any, **how: Any) -> torch.Tensor:
+        routed, shared = own(x, *others, **how, beside=lambda: noted("s", x))
+        assert torch.equal(shared, x)
+        return routed + 0 * shared
+
+    monkeypatch.setattr(expert_cases, "experts", beside)
+    assert order_of(of) == "bs" + "wpbw" + "bwpb" + "sw"
+    assert (
+        order_of(replace(of, pieces=2))
+        == "bs" + "bwpb" + "wpb" + "ww" + "bb" + "wpb" + "wpbw" + "sw"
+    )
+
+
+SEEN: list[str] = []
+"""Of the first rank: begun (b) and waited for (w) are exchanges, all else as it is `noted`."""
+
+
+def note(what: str) -> None:
+    if transport.index("ep") == 0:
+        SEEN.append(what)
+
+
+def noted(what: str, h: torch.Tensor) -> torch.Tensor:
+    """``h``, and a note now and in backward."""
+
+    class Noted(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, h: torch.Tensor) -> torch.Tensor:
-            note("p")
+            note(what)
             return h.clone()
 
         @staticmethod
         def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
-            note("p")
+            note(what)
             return grad
 
-    def note(what: str) -> None:
-        if transport.index("ep") == 0:
-            seen.append(what)
+    made: torch.Tensor = Noted.apply(h)  # type: ignore[no-untyped-call]
+    return made
+
+
+def order_of(of: Case) -> str:
+    """What the first of two ranks does, in its order."""
 
     def noting(what: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        def noted(*arguments: Any) -> Any:
+        def then(*arguments: Any) -> Any:
             note(what)
             return call(*arguments)
 
-        return noted
+        return then
 
     def task(here: Any) -> Any:
         if here.rank:
@@ -141,11 +184,9 @@ def test_rows_of_a_piece_travel_while_another_is_computed_with(
                 patch.setattr(transport, name, noting(what, getattr(transport, name)))
             return own_part(of, here.rank)
 
-    monkeypatch.setattr(torch, "tanh", Product.apply)
+    SEEN.clear()
     simulated.run(of.layout.mesh, task)
-    forward = "b" + "bwpb" * 2 + "wpb" + "www"
-    backward = "bbb" + "wpb" * 2 + "w" + "wpb" + "ww"
-    assert "".join(seen) == forward + backward
+    return "".join(SEEN)
 
 
 def test_halves_are_traded_once_each_way() -> None:

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from autopar.emit.pytorch.scopes import Scope
 from autopar.emit.roles import Known
 from autopar.lowering.lowered import Lowered, Operand
+from autopar.lowering.scopes import Scope
 
 Key = tuple[object, ...]
 

@@ -12,13 +12,13 @@ from autopar.emit.pytorch import modules
 from autopar.emit.pytorch.alike import Alike, Printed
 from autopar.emit.pytorch.forward import Forward
 from autopar.emit.pytorch.reading import interface, reads
-from autopar.emit.pytorch.scopes import Scope, under
 from autopar.emit.pytorch.signatures import argument_names, shapes
 from autopar.emit.pytorch.values import Surroundings
 from autopar.emit.roles import Known
 from autopar.emit.sizes import NONE, Sizes
 from autopar.emit.text import Lines, split_items
 from autopar.lowering.lowered import Lowered, Operand, stored
+from autopar.lowering.scopes import Scope, under
 from autopar.nouns.graph import Tensor
 from autopar.nouns.plan import key
 from autopar.nouns.recompute import Recompute

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from autopar.emit.pytorch.scopes import module_path, prefixes, under
 from autopar.lowering.lowered import Lowered, LoweredOp
+from autopar.lowering.scopes import module_path, prefixes, under
 from autopar.lowering.stages import remade
 
 

@@ -28,7 +28,7 @@ from autopar.emit.pytorch.original import CapturedModel
 from autopar.emit.pytorch.parts import without_detours
 from autopar.emit.pytorch.pieces import in_pieces
 from autopar.emit.pytorch.precision import wide_values
-from autopar.emit.pytorch.scopes import scopes
+from autopar.emit.pytorch.shared_experts import run_beside
 from autopar.emit.pytorch.stages import stage_classes
 from autopar.emit.pytorch.top import model_class
 from autopar.emit.pytorch.units import forward_only, units_of
@@ -39,6 +39,7 @@ from autopar.emit.text import Lines
 from autopar.lowering.counts import counted
 from autopar.lowering.lowered import BATCH_AXES, Lowered
 from autopar.lowering.precision import HALF
+from autopar.lowering.scopes import scopes
 from autopar.lowering.stages import StagePart, stage_parts
 from autopar.nouns.axes import MICROBATCH, SEQUENCES, SHARING, SLICE
 from autopar.nouns.buckets import MIB
@@ -173,7 +174,8 @@ def _prepared(lowered: Lowered, probes: bool, sizes: Sizes) -> Lowered:
         return lowered
     for rewrite in (without_detours, fuse_biases, as_bands, as_bounds):
         lowered = rewrite(lowered)
-    return tokens_in_pieces(in_pieces(as_normalised(shorter_views(lowered, sizes))))
+    lowered = in_pieces(as_normalised(shorter_views(lowered, sizes)))
+    return run_beside(tokens_in_pieces(lowered))
 
 
 def _wide(

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from autopar.emit.pytorch.gates import gate_function
+from autopar.emit.pytorch.shared_experts import BESIDE
 from autopar.emit.pytorch.site import HEAVY, Printer, Site
 from autopar.emit.text import Expr, call
 from autopar.lowering.lowered import Lowered, LoweredOp
@@ -24,7 +25,9 @@ _ABOUT = "What an expert does between its two products, element by element."
 
 def _experts(site: Site) -> Expr:
     """``experts(x, index, weights, up, down, gate=gate_of_experts)``"""
-    arguments = [a.text for a in site.args]
+    *arguments, last = [a.text for a in site.args]
+    beside = [f"beside=lambda: {last}"] if BESIDE in site.attrs else []
+    arguments += [] if beside else [last]
     gate = gate_function(site, _READ[site.attrs["reads"]], site.attrs["gate"], _ABOUT)
     arguments.append(f"gate={site.define('gate_of_experts', gate)}")
     if site.attrs["reads"] != "halves":
@@ -35,7 +38,7 @@ def _experts(site: Site) -> Expr:
         arguments.append(f"pieces={site.attrs[PIECES]}")
     if LAYER in site.attrs:
         arguments.append(f"layer={site.attribute(site.attrs[LAYER])}")
-    return Expr(call("experts", arguments), weight=HEAVY)
+    return Expr(call("experts", arguments + beside), weight=HEAVY)
 
 
 def tokens_in_pieces(lowered: Lowered) -> Lowered:

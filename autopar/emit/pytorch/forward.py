@@ -18,13 +18,14 @@ from autopar.emit.pytorch.operands import Operands
 from autopar.emit.pytorch.pieces import IN_PIECES
 from autopar.emit.pytorch.reading import count_uses, interface
 from autopar.emit.pytorch.rounds import print_calls
-from autopar.emit.pytorch.scopes import Scope
+from autopar.emit.pytorch.shared_experts import BESIDE
 from autopar.emit.pytorch.site import HEAVY, LIGHT, Site
 from autopar.emit.pytorch.values import SPELLED, Surroundings
 from autopar.emit.text import ATOM, COLUMNS, Expr
 from autopar.lowering.issued import last_moves
 from autopar.lowering.lowered import LoweredOp, Operand
 from autopar.lowering.precision import OWN_CASTS
+from autopar.lowering.scopes import Scope
 from autopar.nouns.kinds import CROSS_ENTROPIES
 from autopar.nouns.plan import key
 
@@ -61,6 +62,7 @@ class Forward(Operands):
         self.outputs = outputs
         self.path = scope.path
         self.last_moves = last_moves(around.lowered)
+        self.beside = {op.op.inputs[-1] for op in printed if BESIDE in op.op.attrs}
         self.root = root
         self.returned_comment = ""
         for name, var in inputs.items():
@@ -121,9 +123,10 @@ class Forward(Operands):
         if op.op.kind == "carry":
             self._carry(op)
             return
-        self._flush_for(op, op.operands)
+        beside = op.op.inputs[-1] if BESIDE in op.op.attrs else ""
+        self._flush_for(op, [o for o in op.operands if o.name != beside])
         if op.op.name in self.last_moves:
-            for name in [*self.pending]:
+            for name in [n for n in self.pending if n != beside]:
                 self.flush(name)
         stream = self._stream(op)
         if stream is not None and stream.name in self.pending:
@@ -263,6 +266,8 @@ class Forward(Operands):
     def _hint(self, op: LoweredOp, name: str) -> str:
         """A name for a result: what its readers see in it, else what the model's source calls it,
         else by kind and module, else that of the value it goes on with."""
+        if BESIDE in op.op.attrs and name == op.op.outputs[-1]:
+            return "shared"
         role = self.around.known.roles.get(name) or self.around.known.assigned.get(name)
         role = role or preferred(op.op.name.removeprefix(self.path), op.op.kind)
         if role or not op.op.inputs:
@@ -313,6 +318,10 @@ class Forward(Operands):
             if given.isidentifier() and given not in ("x", "h"):
                 self.hints[name] = given
         once = len(outputs) == 1 and self.uses.get(outputs[0], 0) == 1
+        if once and outputs[0] in self.beside:
+            self.pending[outputs[0]] = expr
+            self.variables.hold(expr.reads, f"pending {outputs[0]}")
+            return
         if once and len(self.outputs) == 1 and len(text) <= LONGEST and not self.around.probes:
             self.pending[outputs[0]] = expr
             self.variables.hold(expr.reads, f"pending {outputs[0]}")

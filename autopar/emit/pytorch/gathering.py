@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from autopar.emit.pytorch.scopes import module_path, prefixes, under
 from autopar.lowering.lowered import Lowered, LoweredOp
+from autopar.lowering.scopes import module_path, prefixes, under
 from autopar.nouns.kinds import DRAWS
 
 

@@ -59,6 +59,11 @@ _WORDS = (
     ),
     *MOVES,
     Word(
+        r"\bbeside=lambda",
+        "beside=",
+        "runs while tokens travel to the experts, in backward while their gradients do",
+    ),
+    Word(
         r"\bfeed_forward\(",
         "feed_forward",
         "an MLP in chunks of tokens; backward makes what `gate` reads and gives again",

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from autopar.emit.pytorch.scopes import Scope
 from autopar.lowering.lowered import Lowered, LoweredOp
+from autopar.lowering.scopes import Scope
 from autopar.nouns.sharding import WHOLE
 from autopar.rules.resharding import Step
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from autopar.emit.pytorch.loops import Loop
-from autopar.emit.pytorch.scopes import Scope
 from autopar.lowering.lowered import Lowered, LoweredOp, Operand
+from autopar.lowering.scopes import Scope
 
 Item = LoweredOp | Scope | Loop
 

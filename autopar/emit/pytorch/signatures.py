@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from autopar.emit.names import FUNCTIONS, first_free, identifier
-from autopar.emit.pytorch.scopes import Scope
 from autopar.emit.pytorch.site import model_part
 from autopar.emit.roles import Known
 from autopar.emit.text import COLUMNS
 from autopar.lowering.lowered import Lowered, Operand
+from autopar.lowering.scopes import Scope
 from autopar.nouns.graph import Tensor
 from autopar.nouns.sharding import Sharding
 

@@ -14,7 +14,6 @@ from autopar.emit.pytorch.classes import Printing, module_tree
 from autopar.emit.pytorch.contents import contents, whole_modules
 from autopar.emit.pytorch.original import CapturedModel
 from autopar.emit.pytorch.precision import wide_values
-from autopar.emit.pytorch.scopes import scopes
 from autopar.emit.pytorch.signatures import argument_names
 from autopar.emit.pytorch.top import batch_names, documented, top_class
 from autopar.emit.pytorch.widths import changed
@@ -23,6 +22,7 @@ from autopar.emit.sizes import Sizes
 from autopar.emit.text import COLUMNS, Lines
 from autopar.lowering.counts import counted
 from autopar.lowering.lowered import Lowered
+from autopar.lowering.scopes import scopes
 from autopar.lowering.stages import StagePart
 from autopar.nouns.plan import Plan
 from autopar.pipeline.schedules.of_plan import schedule_of

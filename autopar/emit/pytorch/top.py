@@ -10,10 +10,10 @@ from autopar.emit.pytorch import modules
 from autopar.emit.pytorch.classes import Printing, finish, surroundings
 from autopar.emit.pytorch.forward import Forward
 from autopar.emit.pytorch.original import CapturedModel
-from autopar.emit.pytorch.scopes import Scope
 from autopar.emit.text import Lines, split_items
 from autopar.lowering.counts import counted, held_whole, labels_of, labels_only
 from autopar.lowering.lowered import BATCH_AXES, Lowered, Operand
+from autopar.lowering.scopes import Scope
 from autopar.nouns.recompute import KEEP_ALL
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from autopar.emit.marks import RESHARDED, mark
 from autopar.emit.names import identifier
 from autopar.emit.pytorch import steps as step_text
+from autopar.emit.pytorch.shared_experts import given_name
 from autopar.emit.pytorch.site import Layer, model_part
 from autopar.emit.pytorch.variables import Variables
 from autopar.emit.roles import Known
@@ -108,12 +109,15 @@ class Values:
         their pieces, one behind the other, are the whole."""
         if self.around.marks and not self.lowered.apart.intersection(names):
             lies = self.lowered.lie
-            made = [(key(self.lowered.block, n), lies(n, self.tensor(n).produced)) for n in names]
+            made = [
+                (key(self.lowered.block, given_name(n)), lies(n, self.tensor(n).produced))
+                for n in names
+            ]
             self.lines.lines.append(" " * self.lines.indent + mark(made))
 
     def mark_resharded(self, name: str, sharding: Sharding) -> None:
         if self.around.marks and name not in self.lowered.apart:
-            label = key(self.lowered.block, name) + RESHARDED
+            label = key(self.lowered.block, given_name(name)) + RESHARDED
             lies = self.lowered.lie(name, sharding)
             self.lines.lines.append(" " * self.lines.indent + mark([(label, lies)]))
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from autopar.lowering.shared_experts import may_have_beside
 from autopar.nouns.buckets import BUCKET_BYTES
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.graph import Graph
-from autopar.nouns.layout import LayoutError, Pins, divisors
+from autopar.nouns.layout import BESIDE, LayoutError, Pins, divisors
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.pieces import COUNTS
 from autopar.nouns.plan import RunnerUp, Spread, Stage
@@ -91,6 +92,20 @@ class Question:
         return ONE if self.one_host else COUNTS
 
     @property
+    def runs_beside(self) -> bool | None:
+        """Whether shared experts run while tokens travel to the others; None: where that gains."""
+        pinned = self.pins.shared_experts
+        usual = self.one_host or self.fusion is not ALONE  # called inside of what is not compiled
+        if self.framework != "torch" or (pinned is None and usual):
+            return False
+        return None if pinned is None else pinned == BESIDE
+
+    @property
+    def beside(self) -> frozenset[str]:
+        """Keys of the ops of experts that have such ones next to them."""
+        return frozenset() if self.runs_beside is False else may_have_beside(self.graph)
+
+    @property
     def one_host(self) -> bool:
         """Whether the cores that compute are those that copy what is sent."""
         levels = self.cluster.levels
@@ -100,7 +115,8 @@ class Question:
         """Prices on ``mesh``, with its ``microbatch`` axis."""
         asked = self.cluster, mesh, self.precision, self.fusion
         works = {} if works is None else works
-        return Prices(*asked, pieces=self.pieces, expert_pieces=self.expert_pieces, works=works)
+        beside = self.runs_beside, self.beside
+        return Prices(*asked, None, self.pieces, self.expert_pieces, *beside, works)
 
     @property
     def offloads(self) -> bool:

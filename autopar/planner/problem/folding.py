@@ -64,7 +64,8 @@ def pose(
     matrices: int | None = None,
 ) -> Posed:
     """As `fold`, with the model's state free of charge."""
-    travel = 1 not in prices.expert_pieces  # as many pieces are pinned
+    # as many pieces are pinned, or what runs meanwhile
+    travel = 1 not in prices.expert_pieces or bool(prices.runs_beside)
     legal = Legal(mesh, cut, bindings, must_split, even, experts, rows, matrices, travel)
     ledger = Ledger(MovePrices(Codes(mesh), prices), mesh.ways(TIMES))
     over = GraphPass(graph, legal, ledger)

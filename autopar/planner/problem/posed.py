@@ -81,6 +81,9 @@ class LeastShares:
     again: float = 1.0
 
 
+ALL_OF_IT = LeastShares()
+
+
 def least_shares(folded: Folded, choice: Ints) -> LeastShares:
     """``folded``: without recomputation."""
     problem = folded.problem

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from autopar.lowering.lowered import Lowered
 from autopar.lowering.pieces import LEAST_ROWS, Site, every_site
+from autopar.lowering.shared_experts import sites as shared_sites
 from autopar.lowering.stages import stage_parts
 from autopar.nouns.axes import OPS
 from autopar.nouns.layout import PIECES, PRECISION, LayoutError, Pins
@@ -80,14 +81,19 @@ def _refusal(site: Site, body: Lowered, pieces: int, prices: Prices) -> str:
 
 
 def with_effect(plan: Plan, lowered: Lowered) -> Plan:
-    """The plan without pieces that no stage has: where a cut lies between a collective and its
-    products, it is waited for."""
-    if len(plan.stages) < 2 or not plan.tp_pieces:
+    """The plan without what no stage has: where a cut lies between a collective and its products,
+    it is waited for, and where it lies between experts, these run one after the other."""
+    if len(plan.stages) < 2 or not (plan.tp_pieces or plan.shared_experts):
         return plan
-    parts = (part.lowered for part in stage_parts(lowered, plan.stages))
+    parts = [part.lowered for part in stage_parts(lowered, plan.stages)]
     there = {site.key for part in parts for site, _ in every_site(part)}
+    beside = {where for part in parts for where, *_ in shared_sites(part)}
     spreads = (
-        replace(s, pieces={name: n for name, n in s.pieces.items() if name in there})
+        replace(
+            s,
+            pieces={name: n for name, n in s.pieces.items() if name in there},
+            beside={name: path for name, path in s.beside.items() if name in beside},
+        )
         for s in plan.spreads
     )
     return replace(plan, spreads=tuple(spreads))

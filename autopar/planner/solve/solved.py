@@ -11,6 +11,7 @@ from autopar.lowering import routed_pieces
 from autopar.lowering.lowered import Lowered
 from autopar.lowering.pieces import every_site, with_pieces
 from autopar.lowering.routed_pieces import with_expert_pieces
+from autopar.lowering.shared_experts import with_beside
 from autopar.lowering.spread import lower
 from autopar.nouns.plan import Spread
 from autopar.nouns.prefetch import USUAL
@@ -144,8 +145,10 @@ def solve(
     lowered = posed.prices.settled(lowered)
     pieces = chosen(posed.prices, every_site(lowered))
     of_experts = op_prices.chosen(posed.prices, routed_pieces.sites(lowered))
-    spread = replace(spread, pieces=pieces, expert_pieces=of_experts)
     lowered = with_expert_pieces(with_pieces(lowered, pieces), of_experts)
+    beside = op_prices.chosen_beside(posed.prices, lowered)
+    spread = replace(spread, pieces=pieces, expert_pieces=of_experts, beside=beside)
+    lowered = with_beside(lowered, beside)
     summary = summarise(lowered, posed.prices, question.framework)
     model = CutModel(Cuts.of(lowered), summary, posed.prices, question.framework)
     return Solved(candidate, posed, folded, solution, spread, model)

@@ -22,7 +22,7 @@ from autopar.nouns.recompute import KEEP_ALL, Recompute
 from autopar.nouns.zero import ZERO
 from autopar.planner.ask.candidates import Candidate, StateLayout, model_mesh
 from autopar.planner.ask.question import Question
-from autopar.planner.problem.posed import LeastShares
+from autopar.planner.problem.posed import ALL_OF_IT, LeastShares
 from autopar.planner.problem.solving import Solver
 from autopar.planner.solve.solved import Charged, Solved, hidden, solve
 from autopar.planner.staged.shapes import FASTEST, MOVING_LESS, Shape
@@ -175,7 +175,7 @@ class Likeness:
     seconds: float = 1.0
     bytes: float = 1.0
     freed: int = 0
-    least: LeastShares = LeastShares()
+    least: LeastShares = ALL_OF_IT
 
 
 ITSELF = Likeness()
