@@ -110,6 +110,15 @@ def _mixture(**settings: Any) -> Any:
     return MixtralForCausalLM(MixtralConfig(**{**_DECODER, **experts, **settings}))
 
 
+def _shared(**settings: Any) -> Any:
+    """Routed experts beside one that every token goes through."""
+    from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM
+
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    also = {"shared_expert_intermediate_size": 64, "output_router_logits": False}
+    return Qwen2MoeForCausalLM(Qwen2MoeConfig(**{**_DECODER, **experts, **also, **settings}))
+
+
 def _workload(model: Any, precision: Any = "float32") -> autopar.Workload:
     return autopar.Workload(
         model=model, batch=batch, optimizer="adamw", clip_norm=1.0, precision=precision
@@ -125,3 +134,4 @@ t5_gated = _workload(
     lambda: _t5(feed_forward_proj="gated-gelu", tie_word_embeddings=False, dropout_rate=0.1)
 )
 mixture, mixture_half = _workload(_mixture), _workload(_mixture, "bfloat16")
+shared, shared_half = _workload(_shared), _workload(_shared, "bfloat16")

@@ -115,6 +115,48 @@ def _qwen3(layers: int, hidden: int, heads: int, inner: int) -> Callable[[int], 
     return config
 
 
+def _qwen2_57b(length: int) -> PretrainedConfig:
+    """Qwen/Qwen2-57B-A14B, config.json: a shared expert of eight times the size of a routed one."""
+    from transformers import Qwen2MoeConfig
+
+    return Qwen2MoeConfig(
+        vocab_size=151936,
+        hidden_size=3584,
+        intermediate_size=18944,
+        moe_intermediate_size=2560,
+        shared_expert_intermediate_size=20480,
+        num_hidden_layers=28,
+        num_attention_heads=28,
+        num_key_value_heads=4,
+        num_experts=64,
+        num_experts_per_tok=8,
+        max_position_embeddings=length,
+        output_router_logits=False,
+        use_cache=False,
+    )
+
+
+def _llama4_scout(length: int) -> PretrainedConfig:
+    """The text model of meta-llama/Llama-4-Scout-17B-16E, config.json: every token goes through a
+    shared expert of the size of the one that it is routed to."""
+    from transformers import Llama4TextConfig
+
+    return Llama4TextConfig(
+        vocab_size=202048,
+        hidden_size=5120,
+        intermediate_size=8192,
+        intermediate_size_mlp=16384,
+        num_hidden_layers=48,
+        num_attention_heads=40,
+        num_key_value_heads=8,
+        head_dim=128,
+        num_local_experts=16,
+        num_experts_per_tok=1,
+        max_position_embeddings=length,
+        use_cache=False,
+    )
+
+
 def _deepseek_v3(length: int) -> PretrainedConfig:
     """The library's defaults are those of deepseek-ai/DeepSeek-V3."""
     from transformers import DeepseekV3Config
@@ -161,6 +203,8 @@ ROWS: Mapping[str, Row] = {
         "nemo-performance-summary-25-008 (its ep 8 is over ranks of cp)",
     ),
     "gpt-oss 120b": Row(_gpt_oss_120b, "GB200", 64, 4096, 1280),
+    "qwen2 57b": Row(_qwen2_57b, "H100", 64, 4096, 512),
+    "llama 4 scout": Row(_llama4_scout, "H100", 64, 8192, 256),
     "deepseek v3, GB200": Row(_deepseek_v3, "GB200", 256, 4096, 2048),
     "deepseek v3": Row(_deepseek_v3, "H800", 2048, 4096, 15360),
 }

@@ -40,6 +40,9 @@ CASES: Mapping[str, Case] = {
     "mixture ep pieces": Case(
         "mixture", {"dp_shard": "2", "ep": "2", "zero": "0", "expert_pieces": "2"}
     ),
+    "shared ep": Case(
+        "shared", {"dp_shard": "2", "ep": "2", "zero": "0", "shared_experts": "beside"}
+    ),
     "many ep over cp": Case("many", {"dp_shard": "2", "cp": "2", "ep": "4"}),
     "mixture zero 3": Case("mixture", {"dp_shard": "2", "zero": "3"}),
     "packed replicate": Case("packed", {"dp_replicate": "2"}),
@@ -342,6 +345,10 @@ ERRORS: tuple[Planted, ...] = (
         "experts:_in_pieces", "zip(back, each, tokens", "zip(back, each, tokens[::-1]"),
     _runtime("every piece sends the rows of the first", "mixture ep pieces",
         "experts:_in_pieces", "x, index, _ = tokens[i]", "x, index, _ = tokens[0]"),
+    _runtime("what runs beside experts gets its gradient twice", "shared ep",
+        "experts:_in_pieces", "(result, also)", "(result, 2 * also - also.detach())"),
+    _emission("what runs beside experts is left out", "shared ep",
+        "experts:_experts", 'beside=lambda: {last}', 'beside=lambda: 0 * {last}'),
     _rule("labels are counted on one rank along the sequence", "gpt cp",
         "lowering.counts:held_whole", 'placed.on(a).kind != "S"', "True"),
     _rule("labels that all slices have are counted in each", "decoder slices",

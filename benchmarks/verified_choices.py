@@ -4,7 +4,7 @@
                                           [--layouts "tp 4;zb-h1 x tp"] [--sample 20] [--seed 0]
                                           [--keep DIR] [--json]
 
-A GPT, a Llama, a T5 and a mixture of experts on four processes: each choice that ``--fix`` pins
+A GPT, a Llama, a T5 and two mixtures of experts on four processes: each choice that ``--fix`` pins
 under tensor parallelism beside ZeRO 0 to 3, alone, and in pipelines; recomputation takes turns over
 them. `autopar verify` compares each with one device in float64, its collectives with what was
 priced, layers in 8 bits with their emulation, and the plan must have what was pinned. A refusal is
@@ -43,7 +43,7 @@ from benchmarks.figures import Target, show
 from benchmarks.planned import write_plan
 
 FILE = "benchmarks/choice_models.py"
-MODELS = ("gpt", "llama", "t5", "mixture")
+MODELS = ("gpt", "llama", "t5", "mixture", "shared")
 CORES = """name: two hosts of two fast cores
 groups:
   - {device: cpu-core, count: 4}
@@ -100,6 +100,10 @@ def _routed(count: int) -> Callable[[Plan], bool]:
     return lambda plan: set(plan.expert_pieces.values()) == {count}
 
 
+def _beside(plan: Plan) -> bool:
+    return bool(plan.shared_experts)
+
+
 def _recipe(name: str) -> Choice:
     def there(plan: Plan) -> bool:
         texts = (plan.recipes or {}).values()
@@ -139,6 +143,11 @@ CHOICES: Mapping[str, Choice] = {
     ),
     "tokens in 2 pieces": Choice({"ep": "2", "expert_pieces": "2"}, _routed(2)),
     "tokens in 4 pieces": Choice({"ep": "2", "expert_pieces": "4"}, _routed(4)),
+    "shared experts beside": Choice({"ep": "2", "shared_experts": "beside"}, _beside),
+    "shared experts beside 2 pieces": Choice(
+        {"ep": "2", "shared_experts": "beside", "expert_pieces": "2"},
+        lambda p: _beside(p) and _routed(2)(p),
+    ),
     "2 slices": Choice({"seq_slices": "2"}, lambda plan: plan.seq_slices == 2),
     "4 slices": Choice({"seq_slices": "4"}, lambda plan: plan.seq_slices == 4),
     "chunks, pieces": Choice(
@@ -162,7 +171,16 @@ KNOWN: Mapping[str, Sequence[str]] = {
     "mlp_chunks": ("the model has no feed-forward part",),
     "tp_pieces": ("no gather or sum over tensor-parallel ranks stands alone",),
     "ep": ("the model has no layer of experts", "which do not make up 2 of 4 devices"),
-    "expert_pieces": ("no tokens travel to experts along one axis", "pieces are equal"),
+    "shared_experts": (
+        "nothing may run beside",
+        "no tokens travel to experts along one axis",
+        "none has one whose ranks have tokens of their own to send",
+    ),
+    "expert_pieces": (
+        "no tokens travel to experts along one axis",
+        "pieces are equal",
+        "none has one whose ranks have tokens of their own to send",
+    ),
     "precision": ("no layer's pieces are multiples of 128",),
     "attention": ("it has a mask that is a tensor",),
     "dp_replicate": ("leaves no two stages",),

@@ -304,6 +304,7 @@ def gathered_again(lowered: Lowered, by_itself: bool) -> set[str]:
 def _stored(
     lowered: Lowered, dtypes: Mapping[str, str], prefix: str, unit: str
 ) -> Iterator[Stored]:
+    graded = {o.name for op in lowered.ops for o in op.operands if o.differentiable}
     for name, value in lowered.tensors.items():
         if value.tensor.role != "parameter":
             continue
@@ -314,4 +315,5 @@ def _stored(
             sharding=stored(value.produced),
             trainable=value.tensor.differentiable,
             unit=unit,
+            graded=name in graded,
         )

@@ -65,7 +65,8 @@ class Stored:
     """A parameter: global shape, stored dtype, sharding on the model axes, and its unit.
 
     ``unit`` is the instance path of its block (see `Block.units`), ``""`` for the root; ``again``:
-    whether the unit is gathered for backward too. Tied names count once.
+    whether the unit is gathered for backward too; ``graded``: whether an op here gives it a
+    gradient, as none does of a stage that reads it under `no_grad` alone. Tied names count once.
     """
 
     name: str
@@ -75,6 +76,7 @@ class Stored:
     trainable: bool = True
     unit: str = ""
     again: bool = True
+    graded: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,9 +287,8 @@ def _sharded(
         gathered = sum(
             cuts.elements(p) * DTYPE_BYTES[cuts.gathered_dtype(p, precision)] for p in members
         )
-        reduced = sum(
-            cuts.elements(p) * DTYPE_BYTES[reduce_dtype or p.dtype] for p in members if p.trainable
-        )
+        graded = (p for p in members if p.trainable and (p.graded or cuts.framework != "torch"))
+        reduced = sum(cuts.elements(p) * DTYPE_BYTES[reduce_dtype or p.dtype] for p in graded)
         sizes = {
             "forward": ("forward", gathered),
             "backward": ("backward", gathered),

@@ -114,9 +114,9 @@ def revisit(plan: Plan, cluster: Cluster, graph: Graph, batch_dims: Mapping[str,
     # What the search could choose among: with one piece alone it is as if none were.
     counts = COUNTS if plan.tp_pieces else ONE
     routed = COUNTS if plan.expert_pieces else ONE
-    beside = may_have_beside(graph) if plan.shared_experts else frozenset()
-    choices = {"pieces": counts, "expert_pieces": routed, "beside": beside}
-    prices = Prices(cluster, mesh, plan.precision, kernels, **choices)
+    beside = may_have_beside(graph) if plan.shared_experts else frozenset[str]()
+    given = cluster, mesh, plan.precision, kernels
+    prices = Prices(*given, pieces=counts, expert_pieces=routed, beside=beside)
     sharding = planned_state(plan, stage)
     lowered = lower(graph, spread, plan.microbatches, cut)
     check_recipes(lowered)

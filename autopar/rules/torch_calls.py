@@ -169,6 +169,25 @@ def _matrices(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...])
     )
 
 
+def _solved(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
+    """Square matrices [..., n, n] and right sides [..., n, k], each pair for itself; the factors of
+    the matrices beside. Right sides that are rows, vectors, or of fewer matrices: whole."""
+    matrices, sides = (t.shape for t in operands)
+    if matrices[:-1] != sides[:-1] or len(sides) < 2 or not argument(op, 2, "left", True):
+        return whole_rule(operands, results)
+    names = letters(len(matrices) - 2)
+    ends: tuple[list[str], ...] = (["m!", "k!"], ["m!", "n!"], ["m!"], [])
+    right = [[*names, *end] for end in ends[: len(results)]]
+    return Rule(
+        text([[*names, "m!", "n!"], [*names, "m!", "k!"]], right),
+        saves=(0,),
+        saves_results=(0, 1),
+        flop_terms=((float(matrices[-1]), ("m", "n", *names)), (2.0, ("m", "n", "k", *names))),
+        backward=2.0,
+        cost="reduction",
+    )
+
+
 def _placed(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
     """searchsorted(sorted, x), bucketize(x, sorted): each number's place in one whole row."""
     row = 0 if op.kind.endswith("searchsorted") else 1
@@ -284,6 +303,7 @@ TORCH_CALLS: Mapping[str, Rule | RuleMaker] = {
     **dict.fromkeys(
         ("aten::linalg_matrix_exp", "aten::linalg_inv_ex", "aten::linalg_cholesky_ex"), _matrices
     ),
+    "aten::_linalg_solve_ex": _solved,
     **{
         f"aten::{name}": _decomposed
         for name in "_linalg_det _linalg_slogdet _linalg_eigh _linalg_svd linalg_qr".split()

@@ -1,9 +1,12 @@
 """Groups of processes, FSDP2, and devices that are not there."""
 
 import ctypes
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import _resolve_process_group  # type: ignore[attr-defined]
@@ -11,6 +14,30 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 resolve_group = _resolve_process_group  # a process group by its name
+
+
+_made: Counter[tuple[int, ...]] = Counter()
+
+
+def group_of(ranks: Sequence[int], what: str) -> dist.ProcessGroup:
+    """A process group of these ranks, all of which call, and nobody else; this one is of them.
+
+    They meet under a name that follows from the ranks, ``what`` they do with it, and how many
+    groups of theirs there have been. torch's own names count all groups that a process has made,
+    so that ranks which made others in between (stages of a pipeline) would wait for ever.
+    """
+    here = tuple(ranks)
+    _made[here] += 1
+    name = f"{what} of {','.join(map(str, here))}, {_made[here]}"
+    plain = c10d._process_group_name
+    c10d._process_group_name = lambda ranks, use_hashed_name: c10d.GroupName(name)
+    try:
+        group: dist.ProcessGroup = dist.new_group(
+            [*here], use_local_synchronization=True, group_desc=what
+        )
+    finally:
+        c10d._process_group_name = plain
+    return group
 
 
 def fsdp_post_backward(root: FSDPModule) -> None:

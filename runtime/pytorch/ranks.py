@@ -14,6 +14,7 @@ from autopar.lowering.state import ACROSS, INSIDE
 from autopar.nouns.axes import PIPELINE
 from autopar.nouns.mesh import Mesh
 from autopar.runtime.shared.settings import ProgramError
+from autopar.torch_private.distributed import group_of
 
 
 class Ranks:
@@ -96,10 +97,7 @@ class Ranks:
             if key == self.mesh.axes and dist.group.WORLD is not None:
                 self._groups[key] = dist.group.WORLD
             else:
-                own, _ = dist.new_subgroups_by_enumeration(  # type: ignore[no-untyped-call]
-                    self.members(*key)
-                )
-                self._groups[key] = own
+                self._groups[key] = group_of(self._own_ranks(key), "+".join(key))
         return self._groups[key]
 
     def two_level_groups(
@@ -121,37 +119,36 @@ class Ranks:
             ACROSS: [line[i::inside] for line in lines for i in range(inside)],
         }
         for where, members in runs.items():
-            own, _ = dist.new_subgroups_by_enumeration(members)  # type: ignore[no-untyped-call]
-            self._halves[named + where] = own
+            own = next(line for line in members if self.rank in line)
+            self._halves[named + where] = group_of(own, named + where)
         return self._halves[named + INSIDE], self._halves[named + ACROSS]
 
     def _twin(self, axes: tuple[str, ...], of: str) -> dist.ProcessGroup | None:
         """A second group of the ranks along ``axes``."""
         if (axes, of) not in self._twins:
-            ranks = self._own_ranks(axes)
-            made = dist.new_group(ranks, use_local_synchronization=True, group_desc=of)
-            self._twins[axes, of] = made
+            self._twins[axes, of] = group_of(self._own_ranks(axes), f"{'+'.join(axes)} for {of}")
         return self._twins[axes, of]
 
     def pipeline_group(self, places: tuple[int, ...]) -> dist.ProcessGroup | None:
-        """Those of the ranks along ``pp`` that stand at ``places``; None for one place, or where
-        this rank stands at none of them. Every rank of the mesh must ask for it."""
+        """Those of the ranks along ``pp`` that stand at ``places``, each of which must ask for it;
+        None for one place, or where this rank stands at none of them."""
         if len(places) == 1:
             return None
         if len(places) == self.size(PIPELINE):
             return self.group(PIPELINE)
+        if self.index(PIPELINE) not in places:
+            return None
         if places not in self._along_pipeline:
-            own, _ = dist.new_subgroups_by_enumeration(  # type: ignore[no-untyped-call]
-                [[ranks[i] for i in places] for ranks in self.members(PIPELINE)]
-            )
-            self._along_pipeline[places] = own
+            ranks = self._own_ranks((PIPELINE,))
+            what = f"{PIPELINE}[{','.join(map(str, places))}]"
+            self._along_pipeline[places] = group_of([ranks[i] for i in places], what)
         return self._along_pipeline[places]
 
     def axes_of(self, group: dist.ProcessGroup) -> str:
         """The axes of a group that this mesh made, as ``"dp_replicate+dp_shard"``; of some places
         of a pipeline ``"pp[0,3]"``; of an all-reduce on two levels ``"dp_replicate/inside"``."""
         for places, part in self._along_pipeline.items():
-            if part is not None and part.group_name == group.group_name:
+            if part.group_name == group.group_name:
                 return f"pp[{','.join(map(str, places))}]"
         for named, half in self._halves.items():
             if half.group_name == group.group_name:

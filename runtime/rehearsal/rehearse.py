@@ -8,7 +8,6 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -96,14 +95,24 @@ def stage_ranks(plan: Plan) -> list[int]:
 
 
 def order_of_groups(made: Sequence[Sequence[list[int]]], ranks: Sequence[int]) -> list[Finding]:
-    """Where ranks make process groups in another order: NCCL's then wait for each other."""
-    first = made[0] if made else []
-    for rank, groups in zip(ranks, made, strict=True):
-        none: list[int] = []
-        for number, (theirs, ours) in enumerate(zip_longest(groups, first, fillvalue=none)):
-            if theirs != ours:
-                what = f"process group {number} of rank {rank} is {theirs or 'none'}"
-                what += f", of rank {ranks[0]} {ours or 'none'}"
+    """Where ranks would wait for each other for ever: a process group is there when all that make
+    it have come to it, each in its own order. ``made``: by rank, who makes each group."""
+    waiting = {rank: list(groups) for rank, groups in zip(ranks, made, strict=True)}
+    going = True
+    while going:
+        going = False
+        for group in [groups[0] for groups in waiting.values() if groups]:
+            members = [rank for rank in group if rank in waiting]
+            if all(waiting[rank][:1] == [group] for rank in members):
+                going = True
+                for rank in members:
+                    del waiting[rank][0]
+    for rank, groups in waiting.items():
+        for other in groups[0] if groups else ():
+            next_there = waiting.get(other, groups)[:1]
+            if next_there != groups[:1]:
+                what = f"rank {rank} makes a process group with {groups[0]} next, rank {other} "
+                what += f"with {next_there[0]}" if next_there else "none"
                 return [Finding("refused", what, "the order in which groups are made")]
     return []
 

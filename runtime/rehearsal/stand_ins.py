@@ -62,11 +62,12 @@ def _collected(own: Any, made: list[Any] | None = None, *given: Any, **more: Any
 @contextmanager
 def alone(rank: int, world: int, groups: list[list[int]]) -> Iterator[None]:
     """Inside, this process is ``rank`` of ``world`` that there are not, behind `join`; ``groups``
-    collects the members of every group in the order in which they are made."""
+    collects who has to make each group, in the order in which this rank does."""
     plain, meshes = dist.new_group, Ranks.device_mesh
 
     def new_group(ranks: Any = None, *given: Any, **more: Any) -> Any:
-        groups.append(list(range(world)) if ranks is None else list(ranks))
+        alone = ranks is not None and more.get("use_local_synchronization")
+        groups.append(list(ranks) if alone else list(range(world)))
         return plain(ranks, *given, **{**more, "backend": "fake"})
 
     def device_mesh(ranks: Ranks, dims: Sequence[tuple[str, ...]], of: str = "") -> DeviceMesh:

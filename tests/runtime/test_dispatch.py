@@ -124,12 +124,13 @@ def test_what_runs_beside_hides_the_first_way_out_and_the_last_way_home(
     backward between those of its gradients."""
     of = case(LAYOUTS["dispatched over 2"], Form("all"), "drawn", "even")
     monkeypatch.setattr(torch, "tanh", partial(noted, "p"))
-    own = expert_cases.experts
+    own: Any = experts
 
     def beside(x: torch.Tensor, *others: Any, **how: Any) -> torch.Tensor:
         routed, shared = own(x, *others, **how, beside=lambda: noted("s", x))
         assert torch.equal(shared, x)
-        return routed + 0 * shared
+        made: torch.Tensor = routed + 0 * shared
+        return made
 
     monkeypatch.setattr(expert_cases, "experts", beside)
     assert order_of(of) == "bs" + "wpbw" + "bwpb" + "sw"

@@ -83,11 +83,13 @@ def test_waits_that_are_meant_are_those_of_one_function() -> None:
 
 
 def test_groups_in_another_order_are_told() -> None:
-    assert order_of_groups([[[0, 1], [2, 3]], [[0, 1], [2, 3]]], [0, 2]) == []
-    (found,) = order_of_groups([[[0, 1], [2, 3]], [[2, 3], [0, 1]]], [0, 2])
-    assert found.what == "process group 0 of rank 2 is [2, 3], of rank 0 [0, 1]"
-    (found,) = order_of_groups([[[0, 1]], [[0, 1], [2, 3]]], [0, 2])
-    assert found.what == "process group 1 of rank 2 is [2, 3], of rank 0 none"
+    assert order_of_groups([[[0, 1], [0, 2]], [[2, 3], [0, 2]]], [0, 2]) == []
+    (turned,) = order_of_groups([[[0, 1, 2], [0, 2]], [[0, 2], [0, 1, 2]]], [0, 2])
+    assert turned.what == "rank 0 makes a process group with [0, 1, 2] next, rank 2 with [0, 2]"
+    (short,) = order_of_groups([[[0, 2]], [[0, 2], [0, 2]]], [0, 2])
+    assert short.what == "rank 2 makes a process group with [0, 2] next, rank 0 none"
+    circle = [[[0, 1], [0, 2]], [[1, 2], [0, 1]], [[0, 2], [1, 2]]]
+    assert len(order_of_groups(circle, [0, 1, 2])) == 1
 
 
 @pytest.mark.parametrize("first", [True, False])

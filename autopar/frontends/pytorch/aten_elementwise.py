@@ -25,10 +25,22 @@ def _binary(kind: str) -> Lift:
 
 def _two(call: Call, kind: str, left: Any, right: Any) -> Value:
     if isinstance(left, Value) and isinstance(right, Value):
+        for zero, other in ((left, right), (right, left)) if kind == "add" else ():
+            if _is_zero(call, zero, other):
+                return call.lifter.reshape(other, call.made.shape)
         return call.result(kind, left, right)
     if isinstance(left, Value):
         return call.result(kind, left, other=right)
     return call.result(kind, right, other=left, scalar_first=True)
+
+
+def _is_zero(call: Call, zero: Value, other: Value) -> bool:
+    """Whether one number is added to another, as where a loss is added up from ``zeros(())``: a
+    constant in a sum over the batch would count once for every microbatch."""
+    if {*zero.shape, *other.shape} > {1} or other.dtype != call.made.dtype or not other.is_float:
+        return False
+    maker = call.lifter.maker(zero)
+    return maker is not None and maker.kind == "full" and maker.attrs["value"] == 0
 
 
 def _rsub(call: Call) -> Value:

@@ -101,9 +101,8 @@ def _cross_entropy(call: Call) -> Value:
     if labels.is_float:
         return _soft_cross_entropy(call)
     if call["weight"] is not None:
-        if call["label_smoothing"]:
-            raise Unliftable
-        return _likelihood(call.but(self=lifter.emit_like("log_softmax", logits, dim=1)))
+        logs = lifter.emit_like("log_softmax", logits, dim=1)
+        return _likelihood(call.but(self=logs), float(call["label_smoothing"]))
     places = labels.shape
     if len(logits.shape) > 2:  # [b, c, *s]: classes to the end, all else one dim
         logits = lifter.transpose(logits, (0, *range(2, len(logits.shape)), 1))
@@ -162,8 +161,11 @@ def _logits(lifter: Lifter, log_probabilities: Value) -> Value | None:
     return lifter.reshape(logits, log_probabilities.shape)
 
 
-def _likelihood(call: Call) -> Value:
-    """``-weight[label] * x[label]``, zero where the label is ignored; the mean is over weights."""
+def _likelihood(call: Call, smooth: float = 0.0) -> Value:
+    """``-weight[label] * x[label]``, zero where the label is ignored; the mean is over weights.
+
+    Smoothed, that counts ``1 - smooth``, and every class ``smooth`` over how many there are.
+    """
     x, labels, weight, lifter = call["self"], call["target"], call["weight"], call.lifter
     shape, dtype = labels.shape, x.dtype
     counts = lifter.emit("ne", [labels], shape, "bool", other=int(call["ignore_index"]))
@@ -176,6 +178,14 @@ def _likelihood(call: Call) -> Value:
         each = lifter.emit("index", [weight, known], shape, weight.dtype, dims=[0])
         weights = lifter.emit_like("mul", weights, each)
     losses = lifter.emit_like("mul", losses, weights)
+    if smooth:
+        wide = (x.shape[1], *[1] * (len(x.shape) - 2))
+        every = lifter.emit_like("mul", x, lifter.reshape(weight, wide))
+        every = lifter.emit("sum", [every], shape, dtype, dims=(1,), keepdim=False)
+        every = lifter.emit_like("mul", every, lifter.as_dtype(counts, dtype))
+        every = lifter.emit_like("mul", every, other=-smooth / x.shape[1])
+        losses = lifter.emit_like("mul", losses, other=1 - smooth)
+        losses = lifter.emit_like("add", losses, every)
     if call["reduction"] != 1:
         return _reduced(lifter, losses, call["reduction"])
     totals = [_reduced(lifter, value, 2) for value in (losses, weights)]

@@ -82,6 +82,17 @@ def _baddbmm(call: Call) -> Value:
     return call.lifter.emit_like("add", scaled, _scaled(call.lifter, call["self"], call["beta"]))
 
 
+def _trilinear(call: Call) -> Value:
+    """Three tensors, each with dims of one put in at some places, multiplied and summed over others
+    (`torch.nn.Bilinear`)."""
+    operands = [call[name] for name in ("i1", "i2", "i3")]
+    absent = [{*call[name]} for name in ("expand1", "expand2", "expand3")]
+    letters = "abcdefgh"[: len(operands[0].shape) + len(absent[0])]
+    terms = ["".join(c for i, c in enumerate(letters) if i not in gone) for gone in absent]
+    out = "".join(c for i, c in enumerate(letters) if i not in call["sumdim"])
+    return call.result("einsum", *operands, equation=f"{','.join(terms)}->{out}")
+
+
 def _einsum(call: Call) -> Value:
     return call.result("einsum", *call["tensors"], equation=call["equation"])
 
@@ -157,6 +168,7 @@ PRODUCTS: dict[str, Lift] = {
     "dot": _dot,
     "baddbmm": _baddbmm,
     "einsum": _einsum,
+    "_trilinear": _trilinear,
     **{name: _conv for name in ("conv1d", "conv2d", "conv3d", "convolution")},
     **{f"max_pool{n}d": _max_pool for n in (1, 2, 3)},
     **{f"avg_pool{n}d": _avg_pool for n in (1, 2, 3)},

@@ -123,8 +123,10 @@ def _stack(call: Call) -> Value:
 
 
 def _pad(call: Call) -> Value:
-    x = call.x
-    if call.get("mode", "constant") != "constant":
+    x, mode = call.x, call.get("mode", "constant")
+    if mode == "circular":
+        return _padded_around(call)
+    if mode != "constant":
         raise Unliftable
     pad = call["pad"]
     pairs = [(pad[i], pad[i + 1]) for i in range(0, len(pad), 2)][::-1]
@@ -138,6 +140,22 @@ def _pad(call: Call) -> Value:
     value = 0 if call["value"] is None else call["value"]  # not `or`: -0.0 has a sign
     value = value if x.is_float else int(value)
     return call.lifter.emit("pad", [x], call.made.shape, x.dtype, low_high=low_high, value=value)
+
+
+def _padded_around(call: Call) -> Value:
+    """The last places in front and the first ones behind, dim by dim."""
+    x, pad, lifter = call.x, call["pad"], call.lifter
+    if min(pad) < 0:
+        raise Unliftable
+    for i in range(0, len(pad), 2):
+        dim = len(x.shape) - 1 - i // 2
+        size = x.shape[dim]
+        ends = [(size - pad[i], size), (0, size), (0, pad[i + 1])]
+        parts = [lifter.slice(x, dim, *end) for end in ends if end[0] < end[1]]
+        if len(parts) > 1:
+            shape = (*x.shape[:dim], size + pad[i] + pad[i + 1], *x.shape[dim + 1 :])
+            x = lifter.emit("cat", parts, shape, x.dtype, dim=dim)
+    return x
 
 
 def _flip(call: Call) -> Value:

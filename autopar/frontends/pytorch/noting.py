@@ -46,6 +46,7 @@ from autopar.frontends.pytorch.recording import Replayer
 from autopar.frontends.pytorch.same_counts import SameCounts
 from autopar.frontends.pytorch.skipped import Skip, SomeRows, refused
 from autopar.frontends.pytorch.skipped_source import left_by_rounds, skipping
+from autopar.frontends.pytorch.unchecked import unchecked
 from autopar.nouns.graph import Source
 from autopar.torch_private.modes import without_modes, without_torch_function
 
@@ -254,6 +255,8 @@ class _Noting(TorchFunctionMode):
             func, args = piece
         elif (binned := in_bins(func, args, kwargs)) is not None:
             (func, args), kwargs = binned, None
+        elif (plain := unchecked(func, args, kwargs)) is not None:
+            func, kwargs = plain, {k: v for k, v in (kwargs or {}).items() if v is not None}
         elif asks_each(func, args, kwargs):
             func, args = EACH_HIT, args[:1]
         layer = self.calls.current

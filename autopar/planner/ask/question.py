@@ -9,7 +9,14 @@ from autopar.lowering.shared_experts import may_have_beside
 from autopar.nouns.buckets import BUCKET_BYTES
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.graph import Graph
-from autopar.nouns.layout import BESIDE, LayoutError, Pins, divisors
+from autopar.nouns.layout import (
+    BESIDE,
+    EXPERT_PIECES,
+    SHARED_EXPERTS,
+    LayoutError,
+    Pins,
+    divisors,
+)
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.pieces import COUNTS
 from autopar.nouns.plan import RunnerUp, Spread, Stage
@@ -104,6 +111,13 @@ class Question:
     def beside(self) -> frozenset[str]:
         """Keys of the ops of experts that have such ones next to them."""
         return frozenset() if self.runs_beside is False else may_have_beside(self.graph)
+
+    @property
+    def travels(self) -> str:
+        """The pin under which tokens have to travel to experts; empty: they need not."""
+        if self.pins.expert_pieces not in (None, 1):
+            return f"{EXPERT_PIECES}={self.pins.expert_pieces}"
+        return f"{SHARED_EXPERTS}={BESIDE}" if self.pins.shared_experts == BESIDE else ""
 
     @property
     def one_host(self) -> bool:

@@ -266,6 +266,12 @@ def no_plan(question: Question, now: Standings, candidates: int) -> Exception:
             f"--fix pp={pp}: {now.refused or 'the model cannot be split so'}"
             "; take fewer ranks, or less of interleave"
         )
+    if question.travels and now.tightest is None:
+        return LayoutError(
+            f"--fix {question.travels} has tokens travel to experts along one axis, and of the "
+            f"{candidates} layouts that the other pins allow none has one whose ranks have tokens "
+            "of their own to send; leave it out, or let ep borrow ranks of dp_shard or cp"
+        )
     return _too_big(now, question.cluster, candidates)
 
 

@@ -22,6 +22,7 @@ from autopar.runtime.pytorch.accelerators import is_accelerator
 from autopar.runtime.pytorch.pipeline.messages import Message, Traffic
 from autopar.runtime.pytorch.ranks import Ranks
 from autopar.runtime.pytorch.stage import Value
+from autopar.torch_private.distributed import group_of
 
 
 class Undelivered(Exception):
@@ -171,9 +172,6 @@ class Mail:
 
 
 def _twin(ranks: Ranks) -> dist.ProcessGroup:
-    """A second group of the ranks along ``pp``; a collective call."""
-    own, _ = dist.new_subgroups_by_enumeration(  # type: ignore[no-untyped-call]
-        ranks.members(PIPELINE)
-    )
-    twin: dist.ProcessGroup = own
-    return twin
+    """A second group of the ranks along ``pp``; each of them calls."""
+    own = next(line for line in ranks.members(PIPELINE) if ranks.rank in line)
+    return group_of(own, f"{PIPELINE} back")

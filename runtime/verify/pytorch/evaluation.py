@@ -34,12 +34,15 @@ class Evaluation:
 def evaluation(model: nn.Module, batch: Mapping[str, Any]) -> Evaluation | None:
     """None where the loss is no number. A forward may write buffers, in ``.eval()`` too: nothing
     else is to be read off ``model`` behind this."""
-    before = [(t, t.clone()) for _, t in named_tensors(model) if not t.requires_grad]
+    before = [(name, t, t.clone()) for name, t in named_tensors(model) if not t.requires_grad]
     model.eval()
     own = _loss(model, batch, exact())
     model.train()
-    for tensor, value in before:
+    for name, tensor, value in before:
         tensor.copy_(value)
+        path, _, attribute = name.rpartition(".")
+        if not isinstance(tensor, nn.Parameter):  # the forward may have put another in its place
+            setattr(model.get_submodule(path), attribute, tensor)
     with nothing_dropped():
         planned = _loss(model, batch, exact(Evaluated))
     if not math.isfinite(planned):
