@@ -52,6 +52,44 @@ class Queries(nn.Module):
         return (queries * x.unsqueeze(1)).square().mean()
 
 
+class Centred(nn.Module):
+    # A centre that every forward puts another tensor in the place of, as that of DINO.
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+        self.register_buffer("centre", torch.zeros(8))
+
+    def forward(self, x):
+        x = self.layer(x)
+        loss = (x - self.centre).square().mean()
+        self.centre = self.centre * 0.9 + x.detach().mean(0) * 0.1
+        return loss
+
+
+class Momentum(nn.Module):
+    # Stages of the teacher read what the student learns without giving it a gradient.
+
+    def __init__(self):
+        super().__init__()
+        self.student, self.teacher = (
+            nn.Sequential(*(nn.Linear(8, 8) for _ in range(3))) for _ in range(2)
+        )
+        self.teacher.requires_grad_(False)
+
+    def forward(self, x):
+        learnt = self.student(x)
+        with torch.no_grad():
+            for own, other in zip(self.student.parameters(), self.teacher.parameters()):
+                other.data = other.data * 0.9 + own.data * 0.1
+            taught = self.teacher(x.flip(1))
+        return (learnt - taught).square().mean()
+
+
+centred, momentum = (
+    autopar.Workload(model=m, batch=lambda: {"x": torch.randn(8, 8)}, optimizer="adamw")
+    for m in (Centred, Momentum)
+)
 asking = autopar.Workload(model=Queries, batch=lambda: {"x": torch.randn(8, 8)}, optimizer="adamw")
 
 
@@ -72,9 +110,10 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     model.write_text(MODEL)
     cluster = load_cluster("examples/clusters/cpu_4.yaml")
     made = {}
-    for name in ("plain", "branching", "edited", "asking"):
+    fixes = {"asking": {"pp": "4"}, "momentum": {"pp": "2", "dp_shard": "2"}}
+    for name in ("plain", "branching", "edited", "asking", "centred", "momentum"):
         target = "plain" if name == "edited" else name
-        fix = {"pp": "4"} if name == "asking" else {"tp": "2", "dp_replicate": "2"}
+        fix = fixes.get(name, {"tp": "2", "dp_replicate": "2"})
         result = plan(f"{model}:{target}", cluster, fix)
         made[name] = home / name
         plan_folder.write(made[name], plan_files(result, made[name])[0])
@@ -89,7 +128,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def test_evaluation_is_verified(folders: dict[str, Path]) -> None:
     names = [*folders]
     read = dict(zip(names, verify_many([*folders.values()]), strict=True))
-    for name in ("plain", "branching", "asking"):
+    for name in ("plain", "branching", "asking", "centred", "momentum"):
         assert read[name].passed, read[name]
         assert read[name].exact.evaluation is not None
         asks = [s for s in read[name].unchecked if "self.training" in s]
