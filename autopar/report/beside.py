@@ -22,7 +22,8 @@ def beside(theirs: Estimate, ours: Estimate | None) -> str:
     figures = f"{yours}; this plan: {duration(ours.step_time_s)} and {size(ours.memory.total)}"
     why = because(theirs, ours)
     figures += f", because {'; '.join(why)}" if why else ", in the same parts"
-    return f"{figures}\nthis plan is --fix {ours.layout.shortest()}"
+    pins = ours.layout.shortest().without("global_batch")  # the model has that
+    return f"{figures}\nthis plan is --fix {pins}"
 
 
 def because(theirs: Estimate, ours: Estimate) -> list[str]:
@@ -34,6 +35,6 @@ def beside_object(theirs: Estimate, ours: Estimate | None) -> dict[str, Any]:
     """The same as an object for ``--json``."""
     data: dict[str, Any] = {"yours": to_object(theirs), "ours": None, "because": []}
     if ours is not None:
-        data["ours"] = {**to_object(ours), "fix": str(ours.layout.shortest())}
+        data["ours"] = {**to_object(ours), "fix": str(ours.layout.shortest().without("global_batch"))}
         data["because"] = because(theirs, ours)
     return data

@@ -179,7 +179,7 @@ def test_a_limit_that_holds_no_microbatch_is_refused() -> None:
         ("1f2b", 4, 8, 1, "Did you mean 1f1b"),
         ("1f1b", 4, 8, 2, "has 1 stage a rank, not 2"),
         ("interleaved-1f1b", 4, 6, 2, "take 4 or 8, or breadth-first"),
-        ("zb-interleaved", 4, 3, 2, "take 4 or 4"),
+        ("zb-interleaved", 4, 3, 2, "take 4, or"),
         ("zb-v", 4, 6, 1, "at least 7"),
         ("dualpipe-v", 4, 7, 1, "at least 8"),
         ("chimera", 3, 6, 1, "take 4 or 2 ranks"),

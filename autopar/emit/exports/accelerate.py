@@ -66,7 +66,9 @@ def export(setup: Setup) -> Export:
         start += f" --gradient_accumulation_steps {x.microbatches}"
     start += " train.py"
     if setup.machines.kind == "cpu":
-        start = f"torchrun --nproc-per-node {setup.machines.devices_per_node} train.py"
+        m = setup.machines
+        nodes = f"--nnodes {m.nodes} " if m.nodes > 1 else ""
+        start = f"torchrun {nodes}--nproc-per-node {m.devices_per_node} train.py"
     opening = header(setup, "Accelerate 1.15", left_out) + f"# {start}\n"
     text = yaml.safe_dump(_settings(setup), sort_keys=False)
     return Export({"accelerate.yaml": opening + text}, left_out, start)

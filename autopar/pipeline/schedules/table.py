@@ -92,10 +92,11 @@ def kind_of(name: str, pp: int, microbatches: int, interleave: int = 1, slices: 
             "breadth-first, zb-interleaved or hanayo"
         )
     if kind.turns and microbatches % pp:
+        near = dict.fromkeys(max(1, microbatches // pp + more) * pp for more in (0, 1))
         raise ScheduleError(
             f"schedule={name} passes {pp} microbatches at a time through {pp} ranks, and "
             f"{microbatches} microbatches are no multiple of {pp}: take "
-            f"{max(1, microbatches // pp) * pp} or {(microbatches // pp + 1) * pp}, or "
+            f"{' or '.join(map(str, near))}, or "
             f"{'breadth-first' if name == 'interleaved-1f1b' else 'zb-h1'}"
         )
     if microbatches < kind.least(pp):
