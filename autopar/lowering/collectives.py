@@ -304,7 +304,8 @@ def gathered_again(lowered: Lowered, by_itself: bool) -> set[str]:
 def _stored(
     lowered: Lowered, dtypes: Mapping[str, str], prefix: str, unit: str
 ) -> Iterator[Stored]:
-    graded = {o.name for op in lowered.ops for o in op.operands if o.differentiable}
+    read = (*(o for op in lowered.ops for o in op.operands), *lowered.outputs)
+    graded = {operand.name for operand in read if operand.differentiable}
     for name, value in lowered.tensors.items():
         if value.tensor.role != "parameter":
             continue

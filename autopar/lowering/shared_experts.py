@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from autopar.lowering.lowered import Lowered, LoweredOp, LoweringError
 from autopar.lowering.routed_pieces import sites as routed_sites
-from autopar.lowering.scopes import LONG_LEAF, prefixes, under
+from autopar.lowering.scopes import LONG_LEAF, Scope, prefixes, scopes, under
 from autopar.nouns.graph import Graph, Op
 from autopar.nouns.kinds import DRAWS
 from autopar.nouns.plan import key
@@ -26,12 +26,13 @@ EXPERTS = "experts"
 
 def modules_beside(graph: Graph) -> dict[str, str]:
     """By the name of an op of routed experts, the path of the module that may run beside it: of
-    those next to it in the module around both the one with most ops."""
-    paths = {}
+    those next to it in the module around both the one with most ops. A module runs beside one."""
+    paths: dict[str, str] = {}
     for op in graph.ops:
         around = _around(graph, op) if op.kind == EXPERTS else None
-        children = [] if around is None else sorted(_children(graph.ops, around))
-        may = [path for path in children if _may_run_beside(graph, path, op)]
+        children = set() if around is None else _children(graph.ops, around)
+        free = sorted(children - {*paths.values()})
+        may = [path for path in free if _may_run_beside(graph, path, op)]
         if may:
             paths[op.name] = max(may, key=lambda path: len(_inside(graph, path)))
     return paths
@@ -68,9 +69,8 @@ def _around(graph: Graph, op: Op) -> str | None:
 
 
 def _may_run_beside(graph: Graph, path: str, experts: Op) -> bool:
-    """Whether a module has a forward of its own that gives one tensor, draws no random numbers and
-    neither makes what the experts read nor reads what they make; and nothing in front of them reads
-    what it gives."""
+    """Whether a module has a forward of its own that gives one tensor and draws no random numbers;
+    what it reads is there before the experts, and nothing up to them reads what it gives."""
     inside = _inside(graph, path)
     names = {op.name for op in inside}
     places = [i for i, op in enumerate(graph.ops) if op.name in names]
@@ -84,23 +84,12 @@ def _may_run_beside(graph: Graph, path: str, experts: Op) -> bool:
         return False
     made = {name for op in inside for name in op.outputs}
     others = [op for op in graph.ops if op.name not in names]
-    given = {n for op in others for n in op.inputs if n in made} | (made & {*graph.outputs})
-    if len(given) != 1:
+    given = made & ({n for op in others for n in op.inputs} | {*graph.outputs})
+    if len(given) != 1 or given & {*graph.outputs}:
         return False
-    first = next(i for i, op in enumerate(graph.ops) if op is experts)
-    ahead = [op for op in graph.ops[:first] if op.name not in names]
-    if any(given & {*op.inputs} for op in ahead) or given & {*experts.inputs}:
-        return False
-    return not _behind(graph, experts) & read
-
-
-def _behind(graph: Graph, experts: Op) -> set[str]:
-    """What is made of what the experts give, that included."""
-    made = {*experts.outputs}
-    for op in graph.ops:
-        if made & {*op.inputs}:
-            made |= {*op.outputs}
-    return made
+    first = others.index(experts)
+    late = {name for op in others[first:] for name in op.outputs}
+    return not late & read and not any(given & {*op.inputs} for op in others[: first + 1])
 
 
 def sites(lowered: Lowered) -> Iterator[tuple[str, LoweredOp, str, Lowered]]:
@@ -109,8 +98,16 @@ def sites(lowered: Lowered) -> Iterator[tuple[str, LoweredOp, str, Lowered]]:
     parts = (lowered, *lowered.blocks.values())
     paths = {part.block: modules_beside(part.graph) for part in parts}
     for where, op, part in routed_sites(lowered):
-        if op.op.name in paths[part.block]:
-            yield where, op, paths[part.block][op.op.name], part
+        path = paths[part.block].get(op.op.name)
+        if path is not None and _called_beside(scopes(part), op, path):
+            yield where, op, path, part
+
+
+def _called_beside(scope: Scope, op: LoweredOp, path: str) -> bool:
+    """Whether one forward of the program calls both the module and the experts."""
+    if op in scope.items:
+        return any(child.path == path for child in scope.children())
+    return any(_called_beside(child, op, path) for child in scope.children())
 
 
 def beside_of(lowered: Lowered, op: LoweredOp) -> list[LoweredOp]:
@@ -119,7 +116,7 @@ def beside_of(lowered: Lowered, op: LoweredOp) -> list[LoweredOp]:
     path = lowered.beside.get(key(lowered.block, op.op.name))
     if path is None or modules_beside(lowered.graph).get(op.op.name) != path:
         return []
-    return [other for other in lowered.ops if under(other.op.name.rpartition("/")[0], path)]
+    return [other for other in lowered.ops if under(_path(other.op), path)]
 
 
 def with_beside(lowered: Lowered, beside: Mapping[str, str]) -> Lowered:

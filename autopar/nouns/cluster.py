@@ -164,6 +164,11 @@ class Cluster:
     def device_count(self) -> int:
         return sum(group.count for group in self.groups)
 
+    @property
+    def one_host(self) -> bool:
+        """Whether the cores that compute are those that copy what is sent."""
+        return self.levels[-1].library == "gloo" and len(self.levels) == 1
+
     @cached_property
     def fingerprint(self) -> str:
         """Twelve hex digits of the cluster's text form."""

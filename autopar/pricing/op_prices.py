@@ -227,7 +227,7 @@ def laid(
             travelling[way] / PICOSECONDS,
             others[way] / PICOSECONDS,
         )
-        for way, at_once, each in zip(("forward", "backward"), whole, piece, strict=True)
+        for way, at_once, each in zip(WAYS, whole, piece, strict=True)
     )
     return forward, backward
 

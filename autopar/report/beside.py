@@ -35,6 +35,9 @@ def beside_object(theirs: Estimate, ours: Estimate | None) -> dict[str, Any]:
     """The same as an object for ``--json``."""
     data: dict[str, Any] = {"yours": to_object(theirs), "ours": None, "because": []}
     if ours is not None:
-        data["ours"] = {**to_object(ours), "fix": str(ours.layout.shortest().without("global_batch"))}
+        data["ours"] = {
+            **to_object(ours),
+            "fix": str(ours.layout.shortest().without("global_batch")),
+        }
         data["because"] = because(theirs, ours)
     return data

@@ -114,7 +114,8 @@ def revisit(plan: Plan, cluster: Cluster, graph: Graph, batch_dims: Mapping[str,
     # What the search could choose among: with one piece alone it is as if none were.
     counts = COUNTS if plan.tp_pieces else ONE
     routed = COUNTS if plan.expert_pieces else ONE
-    beside = may_have_beside(graph) if plan.shared_experts else frozenset[str]()
+    looked = plan.style == "eager" and not cluster.one_host
+    beside = may_have_beside(graph) if looked or plan.shared_experts else frozenset[str]()
     given = cluster, mesh, plan.precision, kernels
     prices = Prices(*given, pieces=counts, expert_pieces=routed, beside=beside)
     sharding = planned_state(plan, stage)

@@ -26,7 +26,13 @@ def group_of(ranks: Sequence[int], what: str) -> dist.ProcessGroup:
     groups of theirs there have been. torch's own names count all groups that a process has made,
     so that ranks which made others in between (stages of a pipeline) would wait for ever.
     """
-    here = tuple(ranks)
+    here, whole = tuple(ranks), dist.group.WORLD
+    if whole is not None and whole.bound_device_id is not None:
+        # NCCL would split the communicator of all ranks, which all of them had to ask for.
+        raise RuntimeError(
+            "init_process_group was given a device_id, so that groups of some ranks are made by "
+            "all; leave device_id out: the device of a rank is set by torch.cuda.set_device"
+        )
     _made[here] += 1
     name = f"{what} of {','.join(map(str, here))}, {_made[here]}"
     plain = c10d._process_group_name

@@ -103,7 +103,7 @@ def order_of_groups(made: Sequence[Sequence[list[int]]], ranks: Sequence[int]) -
         going = False
         for group in [groups[0] for groups in waiting.values() if groups]:
             members = [rank for rank in group if rank in waiting]
-            if all(waiting[rank][:1] == [group] for rank in members):
+            if members and all(waiting[rank][:1] == [group] for rank in members):
                 going = True
                 for rank in members:
                     del waiting[rank][0]

@@ -91,6 +91,16 @@ def _solved(vectors: bool) -> Body:
         pytest.param(lambda m, h: torch.corrcoef(h).square().mean(), False, id="correlation"),
         pytest.param(_around(1, 2), False, id="padded around"),
         pytest.param(_around(1, 0, 2, 1), False, id="padded around twice"),
+        pytest.param(lambda m, h: torch.cov(input=h).square().mean(), False, id="by name"),
+        pytest.param(
+            lambda m, h: ((torch.zeros(B, 2, D) + h.unsqueeze(1)) ** 2).sum(1).mean(),
+            False,
+            id="zeros of a shape",
+        ),
+        pytest.param(
+            lambda m, h: (torch.zeros(B, D) + m.linear.bias).mean() * h.mean(), False, id="spread"
+        ),
+        pytest.param(lambda m, h: (torch.zeros(D) + h.mean()).square().mean(), False, id="grown"),
         pytest.param(_scored, True, id="bilinear"),
         pytest.param(_solved(False), False, id="solved"),
         pytest.param(_solved(True), False, id="solved, vectors"),

@@ -103,6 +103,13 @@ class Layer(nn.Module):
         for matrices in self.experts.parameters():
             nn.init.normal_(matrices, std=0.1)
         self.shared = Shared(0.1 if how == "draws" else 0.0)
+        if how == "listed":
+            self.shared = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 32))
+        self.norm, self.again = nn.LayerNorm(32), None
+        if how == "twice":
+            self.again = Qwen2MoeExperts(qwen(32, 64))
+            for matrices in self.again.parameters():
+                nn.init.normal_(matrices, std=0.1)
 
     def routed(self, x):
         probabilities, index = self.router(x).softmax(-1).topk(2, dim=-1)
@@ -113,6 +120,12 @@ class Layer(nn.Module):
         if self.how == "before":
             x = x + self.shared(x)
             return self.routed(x).unflatten(0, (-1, 16))
+        if self.how == "late":
+            return (self.routed(x) + self.shared(self.norm(x))).unflatten(0, (-1, 16))
+        if self.how == "twice":
+            probabilities, index = self.router(x).softmax(-1).topk(2, dim=-1)
+            x = self.routed(x) + self.again(x, index, probabilities) + self.shared(x)
+            return x.unflatten(0, (-1, 16))
         if self.how == "behind":
             return self.shared(self.routed(x)).unflatten(0, (-1, 16))
         return (self.routed(x) + self.shared(x)).unflatten(0, (-1, 16))
@@ -137,6 +150,7 @@ def written(how):
 
 
 plain, draws, before, behind = map(written, ("plain", "draws", "before", "behind"))
+late, listed, twice = map(written, ("late", "listed", "twice"))
 """
 CLUSTERS = Path(__file__).parents[2] / "examples" / "clusters"
 CORES = load_cluster(CLUSTERS / "cpu_4.yaml")
@@ -245,11 +259,12 @@ def test_plans_say_it_and_come_back_from_text(planned: PlanResult) -> None:
         ("draws", ""),
         ("before", ""),
         ("behind", ""),
+        ("late", ""),
     ],
 )
 def test_where_they_may(model: str, name: str, path: str) -> None:
     """Next to the experts, without random numbers, neither making what they read nor reading what
-    they make."""
+    they, or what stands behind them, make."""
     graph = capture(load_workload(f"{model}:{name}")).graph
     assert bool(may_have_beside(graph)) == bool(path)
     if path:
@@ -259,6 +274,20 @@ def test_where_they_may(model: str, name: str, path: str) -> None:
     else:
         with pytest.raises(LayoutError, match=r"shared_experts=beside has no effect.*leave it out"):
             plan(f"{model}:{name}", CORES, {"ep": "4", **BESIDE})
+
+
+def test_a_module_runs_beside_one(model: str, tmp_path: Path) -> None:
+    made = plan(f"{model}:twice", CORES, {"ep": "4", **BESIDE})
+    files = plan_files(made, tmp_path)[0]
+    program = next(text for name, text in files.items() if str(name).endswith("model.py"))
+    assert len(made.plan.shared_experts) == 2  # of each of the two layers one
+    assert str(program).count("beside=lambda: self.shared(x)") in (1, 2)
+    assert str(program).count("= experts(") in (2, 4)
+
+
+def test_layers_in_a_list_have_no_call_of_their_own(model: str) -> None:
+    with pytest.raises(LayoutError, match="nothing may run beside"):
+        plan(f"{model}:listed", CORES, {"ep": "4", **BESIDE})
 
 
 def test_what_cannot_be_is_refused(model: str, planned: PlanResult) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from autopar.emit.pytorch.gates import gate_function
-from autopar.emit.pytorch.shared_experts import BESIDE
+from autopar.emit.pytorch.shared_experts import RUN_BESIDE
 from autopar.emit.pytorch.site import HEAVY, Printer, Site
 from autopar.emit.text import Expr, call
 from autopar.lowering.lowered import Lowered, LoweredOp
@@ -26,7 +26,7 @@ _ABOUT = "What an expert does between its two products, element by element."
 def _experts(site: Site) -> Expr:
     """``experts(x, index, weights, up, down, gate=gate_of_experts)``"""
     *arguments, last = [a.text for a in site.args]
-    beside = [f"beside=lambda: {last}"] if BESIDE in site.attrs else []
+    beside = [f"beside=lambda: {last}"] if RUN_BESIDE in site.attrs else []
     arguments += [] if beside else [last]
     gate = gate_function(site, _READ[site.attrs["reads"]], site.attrs["gate"], _ABOUT)
     arguments.append(f"gate={site.define('gate_of_experts', gate)}")

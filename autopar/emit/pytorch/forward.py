@@ -18,7 +18,7 @@ from autopar.emit.pytorch.operands import Operands
 from autopar.emit.pytorch.pieces import IN_PIECES
 from autopar.emit.pytorch.reading import count_uses, interface
 from autopar.emit.pytorch.rounds import print_calls
-from autopar.emit.pytorch.shared_experts import BESIDE
+from autopar.emit.pytorch.shared_experts import RUN_BESIDE
 from autopar.emit.pytorch.site import HEAVY, LIGHT, Site
 from autopar.emit.pytorch.values import SPELLED, Surroundings
 from autopar.emit.text import ATOM, COLUMNS, Expr
@@ -62,7 +62,7 @@ class Forward(Operands):
         self.outputs = outputs
         self.path = scope.path
         self.last_moves = last_moves(around.lowered)
-        self.beside = {op.op.inputs[-1] for op in printed if BESIDE in op.op.attrs}
+        self.beside = {op.op.inputs[-1] for op in printed if RUN_BESIDE in op.op.attrs}
         self.root = root
         self.returned_comment = ""
         for name, var in inputs.items():
@@ -123,7 +123,7 @@ class Forward(Operands):
         if op.op.kind == "carry":
             self._carry(op)
             return
-        beside = op.op.inputs[-1] if BESIDE in op.op.attrs else ""
+        beside = op.op.inputs[-1] if RUN_BESIDE in op.op.attrs else ""
         self._flush_for(op, [o for o in op.operands if o.name != beside])
         if op.op.name in self.last_moves:
             for name in [n for n in self.pending if n != beside]:
@@ -266,7 +266,7 @@ class Forward(Operands):
     def _hint(self, op: LoweredOp, name: str) -> str:
         """A name for a result: what its readers see in it, else what the model's source calls it,
         else by kind and module, else that of the value it goes on with."""
-        if BESIDE in op.op.attrs and name == op.op.outputs[-1]:
+        if RUN_BESIDE in op.op.attrs and name == op.op.outputs[-1]:
             return "shared"
         role = self.around.known.roles.get(name) or self.around.known.assigned.get(name)
         role = role or preferred(op.op.name.removeprefix(self.path), op.op.kind)
@@ -318,11 +318,8 @@ class Forward(Operands):
             if given.isidentifier() and given not in ("x", "h"):
                 self.hints[name] = given
         once = len(outputs) == 1 and self.uses.get(outputs[0], 0) == 1
-        if once and outputs[0] in self.beside:
-            self.pending[outputs[0]] = expr
-            self.variables.hold(expr.reads, f"pending {outputs[0]}")
-            return
-        if once and len(self.outputs) == 1 and len(text) <= LONGEST and not self.around.probes:
+        short = len(self.outputs) == 1 and len(text) <= LONGEST and not self.around.probes
+        if once and (short or outputs[0] in self.beside):
             self.pending[outputs[0]] = expr
             self.variables.hold(expr.reads, f"pending {outputs[0]}")
             return

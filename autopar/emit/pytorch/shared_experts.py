@@ -10,7 +10,7 @@ from autopar.lowering.lowered import Lowered, LoweredOp, LoweredTensor, Operand
 from autopar.lowering.shared_experts import beside_of
 from autopar.nouns.graph import Graph
 
-BESIDE = "beside"
+RUN_BESIDE = "beside"
 """The attr of calls whose last operand is what runs beside, and whose last result is what that
 gives."""
 _GIVEN = "#beside"
@@ -36,7 +36,7 @@ def _joined(lowered: Lowered, experts: LoweredOp, inside: Collection[LoweredOp])
     made = {name for op in inside for name in op.op.outputs}
     others = [op for op in lowered.ops if op.op.name not in names]
     read = {operand.name for op in others for operand in op.operands}
-    given = made & (read | {operand.name for operand in lowered.outputs})
+    given = made & read
     if len(given) != 1:
         raise EmitError(f"{experts.op.name}: what runs beside gives {len(given)} results")
     (name,) = given
@@ -54,16 +54,19 @@ def _joined(lowered: Lowered, experts: LoweredOp, inside: Collection[LoweredOp])
         call.op,
         inputs=(*call.op.inputs, name),
         outputs=(*call.op.outputs, new),
-        attrs={**call.op.attrs, BESIDE: True},
+        attrs={**call.op.attrs, RUN_BESIDE: True},
     )
     joined = replace(
         call, op=own, operands=(*call.operands, operand), results=(*call.results, value.produced)
     )
     place = others.index(call)
     ops = (*others[:place], *inside, joined, *others[place + 1 :])
-    outputs = tuple(replace(o, name=new) if o.name == name else o for o in lowered.outputs)
     graph: Graph = replace(lowered.graph, tensors={**lowered.graph.tensors, new: returned})
-    return replace(lowered, graph=graph, tensors=tensors, ops=ops, outputs=outputs)
+    lies, apart = lowered.zigzag, lowered.apart
+    if lies is not None and name in lies:
+        lies = {**lies, new: lies[name]}
+    apart = apart | {new} if name in apart else apart
+    return replace(lowered, graph=graph, tensors=tensors, ops=ops, zigzag=lies, apart=apart)
 
 
 def _renamed(op: LoweredOp, name: str, new: str) -> LoweredOp:

@@ -37,7 +37,11 @@ def _two(call: Call, kind: str, left: Any, right: Any) -> Value:
 def _is_zero(call: Call, zero: Value, other: Value) -> bool:
     """Whether one number is added to another, as where a loss is added up from ``zeros(())``: a
     constant in a sum over the batch would count once for every microbatch."""
-    if {*zero.shape, *other.shape} > {1} or other.dtype != call.made.dtype or not other.is_float:
+    if (
+        not {*zero.shape, *other.shape} <= {1}
+        or other.dtype != call.made.dtype
+        or not other.is_float
+    ):
         return False
     maker = call.lifter.maker(zero)
     return maker is not None and maker.kind == "full" and maker.attrs["value"] == 0

@@ -182,7 +182,7 @@ def _likelihood(call: Call, smooth: float = 0.0) -> Value:
         wide = (x.shape[1], *[1] * (len(x.shape) - 2))
         every = lifter.emit_like("mul", x, lifter.reshape(weight, wide))
         every = lifter.emit("sum", [every], shape, dtype, dims=(1,), keepdim=False)
-        every = lifter.emit_like("mul", every, lifter.as_dtype(counts, dtype))
+        every = lifter.emit("where", [counts, every], shape, dtype, b=0)
         every = lifter.emit_like("mul", every, other=-smooth / x.shape[1])
         losses = lifter.emit_like("mul", losses, other=1 - smooth)
         losses = lifter.emit_like("add", losses, every)

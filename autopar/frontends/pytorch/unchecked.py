@@ -16,16 +16,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def cov(x: Tensor, *, correction: int = 1) -> Tensor:
+def cov(input: Tensor, *, correction: int = 1) -> Tensor:
     """Variables [v, n], or one [n] -> [v, v], or a number."""
-    rows = x.reshape(1, -1) if x.dim() < 2 else x
+    rows = input.reshape(1, -1) if input.dim() < 2 else input
     less = rows - rows.mean(1, keepdim=True)
     return (less @ less.t() / max(0, rows.shape[1] - correction)).squeeze()
 
 
-def corrcoef(x: Tensor) -> Tensor:
+def corrcoef(input: Tensor) -> Tensor:
     """`cov` over both standard deviations, between -1 and 1."""
-    both = cov(x)
+    both = cov(input)
     if both.dim() == 0:
         return both / both
     deviation = both.diagonal().sqrt()
@@ -42,7 +42,7 @@ def gaussian_nll_loss(
 ) -> Tensor:
     """``(log(var) + (input - target)^2 / var) / 2``: a variance counts as ``eps`` at least, whose
     gradient is that of itself."""
-    if var.dim() + 1 == input.dim():
+    if var.dim() + 1 == input.dim():  # of each row one
         var = var.unsqueeze(-1)
     least = torch.where(var < eps, eps + (var - var.detach()), var)
     losses = 0.5 * (torch.log(least) + (input - target).square() / least)
@@ -69,7 +69,20 @@ def unchecked(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None
     own = UNCHECKED.get(func)
     if own is None:
         return None
-    given = {name for name, value in (kwargs or {}).items() if value is not None}
-    plain = own is not gaussian_nll_loss or all(isinstance(a, Tensor) for a in args[:3])
-    weighted = given & {"fweights", "aweights"} or (own is cov and len(args) > 1)
-    return own if plain and not weighted else None
+    given = dict(zip(("input", "target", "var"), args, strict=False)) | dict(kwargs or {})
+    weights = any(given.get(name) is not None for name in ("fweights", "aweights"))
+    x = given.get("self", given.get("input"))
+    if weights or not isinstance(x, Tensor) or not x.is_floating_point():
+        return None
+    if own is gaussian_nll_loss:
+        return own if _is_gaussian(x, given) else None
+    return own if len(args) < 2 else None
+
+
+def _is_gaussian(x: Tensor, given: Mapping[str, Any]) -> bool:
+    """Whether there is a variance for each number, or one for each row, and a known reduction."""
+    variance, shape = given.get("var"), tuple(x.shape)
+    fits = isinstance(variance, Tensor) and tuple(variance.shape) in (
+        shape, shape[:-1], (*shape[:-1], 1),
+    )  # fmt: skip
+    return fits and given.get("reduction", "mean") in ("none", "mean", "sum")

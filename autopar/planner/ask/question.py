@@ -87,7 +87,7 @@ class Question:
             return ONE  # products in 8 bits are one call
         if self.pins.tp_pieces is not None:
             return (self.pins.tp_pieces,)
-        return ONE if self.one_host else COUNTS
+        return ONE if self.cluster.one_host else COUNTS
 
     @property
     def expert_pieces(self) -> tuple[int, ...]:
@@ -96,13 +96,15 @@ class Question:
             return ONE
         if self.pins.expert_pieces is not None:
             return (self.pins.expert_pieces,)
-        return ONE if self.one_host else COUNTS
+        return ONE if self.cluster.one_host else COUNTS
 
     @property
     def runs_beside(self) -> bool | None:
         """Whether shared experts run while tokens travel to the others; None: where that gains."""
         pinned = self.pins.shared_experts
-        usual = self.one_host or self.fusion is not ALONE  # called inside of what is not compiled
+        usual = (
+            self.cluster.one_host or self.fusion is not ALONE
+        )  # called inside of what is not compiled
         if self.framework != "torch" or (pinned is None and usual):
             return False
         return None if pinned is None else pinned == BESIDE
@@ -118,12 +120,6 @@ class Question:
         if self.pins.expert_pieces not in (None, 1):
             return f"{EXPERT_PIECES}={self.pins.expert_pieces}"
         return f"{SHARED_EXPERTS}={BESIDE}" if self.pins.shared_experts == BESIDE else ""
-
-    @property
-    def one_host(self) -> bool:
-        """Whether the cores that compute are those that copy what is sent."""
-        levels = self.cluster.levels
-        return levels[-1].library == "gloo" and len(levels) == 1
 
     def prices(self, mesh: Mesh, works: dict[tuple[object, ...], Work] | None = None) -> Prices:
         """Prices on ``mesh``, with its ``microbatch`` axis."""

@@ -87,12 +87,12 @@ def with_effect(plan: Plan, lowered: Lowered) -> Plan:
         return plan
     parts = [part.lowered for part in stage_parts(lowered, plan.stages)]
     there = {site.key for part in parts for site, _ in every_site(part)}
-    beside = {where for part in parts for where, *_ in shared_sites(part)}
+    beside = {(where, path) for part in parts for where, _, path, _ in shared_sites(part)}
     spreads = (
         replace(
             s,
             pieces={name: n for name, n in s.pieces.items() if name in there},
-            beside={name: path for name, path in s.beside.items() if name in beside},
+            beside={name: path for name, path in s.beside.items() if (name, path) in beside},
         )
         for s in plan.spreads
     )

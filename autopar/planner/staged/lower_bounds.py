@@ -166,16 +166,20 @@ class LowerBounds:
         recompute = core.lightest
         life = model.solved.summary.life(recompute)
         share, process = overhead(model.solved.summary.packages, question.cluster.device)
-        saved = (min(m, pp) * life.saved / pp + life.peak - life.saved) * like.bytes
-        kept = like.least.again if recompute.runs_again else like.least.kept
+        flying = min(m, pp) * life.saved / pp * like.bytes
+        inside, least = (life.peak - life.saved) * like.bytes, like.least
+        # Of what is made again inside of a block other shardings may free as much as of what is
+        # kept where none is.
+        kept = least.again if recompute.runs_again else least.kept
+        lean = flying * kept + inside * min(least.kept, least.again)
         candidate, enough = shape.candidate, NEAR * self._room(shape)
         pins = replace(question.pins, recompute=recompute)
         for layout in layouts(candidate.data, pins, model=candidate.model):
             for one in (layout, offloaded(layout)) if question.offloads else (layout,):
                 whole = self._whole(one, shape.candidate, model)
                 held = max(
-                    (whole.state_bytes - like.freed) / pp + saved,
-                    whole.state_bytes * like.least.state / pp + saved * kept,
+                    (whole.state_bytes - like.freed) / pp + flying + inside,
+                    whole.state_bytes * least.state / pp + lean,
                 )
                 needed = (1 + share) * held + process
                 yield whole, needed
