@@ -4,6 +4,7 @@ rules, and those of them that are about no family of calls."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from autopar.nouns.graph import Op, Tensor
 from autopar.rules.elementwise import TRANSCENDENTAL
@@ -173,15 +174,16 @@ def _solved(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -
     """Square matrices [..., n, n] and right sides [..., n, k], each pair for itself; the factors of
     the matrices beside. Right sides that are rows, vectors, or of fewer matrices: whole."""
     matrices, sides = (t.shape for t in operands)
+    kept = (0, 1, 2)[: len(results)]
     if matrices[:-1] != sides[:-1] or len(sides) < 2 or not argument(op, 2, "left", True):
-        return whole_rule(operands, results)
+        return replace(whole_rule(operands, results), saves=(0,), saves_results=kept)
     names = letters(len(matrices) - 2)
     ends: tuple[list[str], ...] = (["m!", "k!"], ["m!", "n!"], ["m!"], [])
     right = [[*names, *end] for end in ends[: len(results)]]
     return Rule(
         text([[*names, "m!", "n!"], [*names, "m!", "k!"]], right),
         saves=(0,),
-        saves_results=(0, 1),
+        saves_results=kept,
         flop_terms=((float(matrices[-1]), ("m", "n", *names)), (2.0, ("m", "n", "k", *names))),
         backward=2.0,
         cost="reduction",

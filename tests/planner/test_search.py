@@ -207,7 +207,7 @@ def test_plans_that_lost_are_told_apart_and_those_that_fit_stand_first() -> None
     with pytest.raises(NothingFits) as error:
         search_plan(question(graph, 32, memory_limited(1)))
     assert error.value.tightest is not None
-    limit = int(1.2 * error.value.tightest.priced.memory.total)
+    limit = int(1.02 * error.value.tightest.priced.memory.total)
     outcome = search_plan(question(graph, 32, memory_limited(limit)))
     rows = outcome.runners_up
     rows_of = [

@@ -159,6 +159,15 @@ def _matrices(d: Draw, kind: str) -> Made:
     return ((x + torch.eye(n, dtype=x.dtype) * 2).requires_grad_(),), _call("%0")
 
 
+def _solved(d: Draw, kind: str) -> Made:
+    """Right sides behind the matrices or in front."""
+    (x,), _ = _matrices(d, kind)
+    *lead, n, _ = x.shape
+    left = d.flag()
+    sides = d.signed(*lead, n, d.size()) if left else d.signed(*lead, d.size(), n)
+    return (x, sides), _call("%0", "%1", left=left)
+
+
 def _placed(d: Draw, kind: str) -> Made:
     row, x = d.real(d.of(1, 4), gradient=False).sort().values, d.real(*d.shape(), gradient=False)
     operands = (row, x) if kind == "aten::searchsorted" else (x, row)
@@ -175,6 +184,7 @@ TORCH_CASES = {
     **{f"aten::adaptive_max_pool{n}d": _adaptive for n in (2, 3)},
     "aten::unfold": _windows,
     **{f"aten::linalg_{name}": _matrices for name in ("matrix_exp", "inv_ex", "cholesky_ex")},
+    "aten::_linalg_solve_ex": _solved,
     **dict.fromkeys(("aten::bucketize", "aten::searchsorted"), _placed),
     "aten::_pdist_forward": _pairs,
     "aten::histc": _histogram,

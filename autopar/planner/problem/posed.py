@@ -81,7 +81,7 @@ class LeastShares:
     again: float = 1.0
 
 
-ALL_OF_IT = LeastShares()
+ALL_OF_IT, NOT_KNOWN = LeastShares(), LeastShares(0.0, 0.0, 0.0)
 
 
 def least_shares(folded: Folded, choice: Ints) -> LeastShares:

@@ -18,6 +18,7 @@ from autopar.nouns.recompute import KEEP_ALL, Recompute
 from autopar.pipeline.schedules.table import SCHEDULES
 from autopar.planner.ask.candidates import Candidate, StateLayout, layouts, offloaded
 from autopar.planner.ask.question import Question
+from autopar.planner.problem.posed import NOT_KNOWN
 from autopar.planner.solve.solved import state_of
 from autopar.planner.staged.pipeline_models import (
     BACKWARD,
@@ -130,11 +131,14 @@ class LowerBounds:
         late_s = min(whole.streamed_s for whole in fitting) / pp
         return needed, m * pass_s / model.pace(views, core.lightest).ranks + late_s
 
-    def leaner_s(self, core: Core, model: Model) -> float:
-        """The same of a core whose ranks hold as little as other shardings may free, at no cost."""
+    def leaner_s(self, core: Core, model: Model, beside: bool) -> float:
+        """The same of a core whose ranks hold as little as other shardings may free, at no cost;
+        ``beside`` a plan that fits, of state and of activations each by itself: where there is
+        none, what may need least is told to whoever asks for less."""
         flights = min(core.shape.candidate.passes, core.shape.pp)  # on the first rank, at most
         solved = model.solved
-        freed = Likeness(freed=flights * solved.squeezable, least=solved.least)
+        least = solved.least if beside else NOT_KNOWN
+        freed = Likeness(freed=flights * solved.squeezable, least=least)
         _, work_s = self.fitting(core, model, [*self.shares(core, model, freed)])
         return max(self.core_s(core, model), work_s)
 

@@ -263,7 +263,7 @@ class Pipelines:
                 self._too_big.append((needed, core))
             crowded = self._bounds.short(core, shares[core.recompute])
             if shape.lean == FASTEST and (crowded or work_s > SLOWED * bound_s):
-                lean_s = min(lean_s, self._bounds.leaner_s(core, model))
+                lean_s = min(lean_s, self._bounds.leaner_s(core, model, now.compares))
         if lean_s < now.best_s:
             self._crowded.add(shape)
             opened += self._leaner(shape, lean_s)
