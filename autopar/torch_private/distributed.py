@@ -27,22 +27,19 @@ def group_of(ranks: Sequence[int], what: str) -> dist.ProcessGroup:
     so that ranks which made others in between (stages of a pipeline) would wait for ever.
     """
     here, whole = tuple(ranks), dist.group.WORLD
-    if whole is not None and whole.bound_device_id is not None:
-        # NCCL would split the communicator of all ranks, which all of them had to ask for.
-        raise RuntimeError(
-            "init_process_group was given a device_id, so that groups of some ranks are made by "
-            "all; leave device_id out: the device of a rank is set by torch.cuda.set_device"
-        )
+    assert whole is not None, "there are no processes to group"
     _made[here] += 1
     name = f"{what} of {','.join(map(str, here))}, {_made[here]}"
-    plain = c10d._process_group_name
+    plain, bound = c10d._process_group_name, whole.bound_device_id
     c10d._process_group_name = lambda ranks, use_hashed_name: c10d.GroupName(name)
+    # Of a device that is bound NCCL splits the communicator of all, which all had to ask for.
+    whole.bound_device_id = None
     try:
         group: dist.ProcessGroup = dist.new_group(
             [*here], use_local_synchronization=True, group_desc=what
         )
     finally:
-        c10d._process_group_name = plain
+        c10d._process_group_name, whole.bound_device_id = plain, bound
     return group
 
 

@@ -59,9 +59,12 @@ class Centred(nn.Module):
         super().__init__()
         self.layer = nn.Linear(8, 8)
         self.register_buffer("centre", torch.zeros(8))
+        turn = torch.polar(torch.ones(4), torch.arange(4.0))
+        self.turn = nn.Parameter(turn, requires_grad=False)
 
     def forward(self, x):
-        x = self.layer(x)
+        x = torch.view_as_complex(self.layer(x).unflatten(1, (4, 2))) * self.turn
+        x = torch.view_as_real(x).flatten(1)
         loss = (x - self.centre).square().mean()
         self.centre = self.centre * 0.9 + x.detach().mean(0) * 0.1
         return loss

@@ -69,7 +69,8 @@ def unchecked(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None
     own = UNCHECKED.get(func)
     if own is None:
         return None
-    given = dict(zip(("input", "target", "var"), args, strict=False)) | dict(kwargs or {})
+    names = ("input", "target", "var", "full", "eps", "reduction")
+    given = dict(zip(names, args, strict=False)) | dict(kwargs or {})
     weights = any(given.get(name) is not None for name in ("fweights", "aweights"))
     x = given.get("self", given.get("input"))
     if weights or not isinstance(x, Tensor) or not x.is_floating_point():

@@ -131,13 +131,13 @@ class LowerBounds:
         late_s = min(whole.streamed_s for whole in fitting) / pp
         return needed, m * pass_s / model.pace(views, core.lightest).ranks + late_s
 
-    def leaner_s(self, core: Core, model: Model, beside: bool) -> float:
+    def leaner_s(self, core: Core, model: Model, compares: bool) -> float:
         """The same of a core whose ranks hold as little as other shardings may free, at no cost;
-        ``beside`` a plan that fits, of state and of activations each by itself: where there is
-        none, what may need least is told to whoever asks for less."""
+        where there is a plan to beat (``compares``), of state and of activations each by itself:
+        where there is none, what may need least is told to whoever asks for less."""
         flights = min(core.shape.candidate.passes, core.shape.pp)  # on the first rank, at most
         solved = model.solved
-        least = solved.least if beside else NOT_KNOWN
+        least = solved.least if compares else NOT_KNOWN
         freed = Likeness(freed=flights * solved.squeezable, least=least)
         _, work_s = self.fitting(core, model, [*self.shares(core, model, freed)])
         return max(self.core_s(core, model), work_s)

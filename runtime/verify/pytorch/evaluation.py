@@ -41,8 +41,9 @@ def evaluation(model: nn.Module, batch: Mapping[str, Any]) -> Evaluation | None:
     for name, tensor, value in before:
         tensor.copy_(value)
         path, _, attribute = name.rpartition(".")
-        if not isinstance(tensor, nn.Parameter):  # the forward may have put another in its place
-            setattr(model.get_submodule(path), attribute, tensor)
+        owner = model.get_submodule(path)
+        if not isinstance(getattr(owner, attribute, None), nn.Parameter):
+            setattr(owner, attribute, tensor)  # the forward may have put another in its place
     with nothing_dropped():
         planned = _loss(model, batch, exact(Evaluated))
     if not math.isfinite(planned):
