@@ -125,6 +125,10 @@ CHOICES: Mapping[str, Choice] = {
     "2 pieces": Choice({"tp_pieces": "2"}, _pieces(2)),
     "4 pieces": Choice({"tp_pieces": "4"}, _pieces(4)),
     **{name: _recipe(name) for name in ("fp8-row", "fp8-tensor", "fp8-block", "mxfp8")},
+    "fp8-tensor, weights gathered whole": Choice(
+        {"precision": "fp8-tensor", "gather": "compute"},
+        lambda p: p.gather_dtype is None and _recipe("fp8-tensor").there(p),
+    ),
     "prefetch 0": Choice({"prefetch": "0"}, lambda plan: plan.prefetch == 0),
     "prefetch 2": Choice({"prefetch": "2"}, lambda plan: plan.prefetch == 2),
     "bucket": Choice({"bucket": "1MiB"}, lambda plan: plan.bucket_bytes == 1 << 20),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from autopar.lowering.counts import global_counts, label_collectives
@@ -31,6 +31,7 @@ from autopar.nouns.reduction import ranks_inside
 from autopar.nouns.scatters import in_turn
 from autopar.pipeline.actions import Schedule
 from autopar.pipeline.schedules.of_plan import schedule_of
+from autopar.rules.narrow_gathers import names_of_narrow
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,7 @@ def priced_collectives(
     inside = ranks_inside(plan.all_reduce)
     _add_activations(counts, lowered, stage.recompute, plan.passes, plan.framework)
     state = state_collectives(
-        stored_parameters(lowered, stored_dtypes, plan.prefetch),
+        stored_parameters(lowered, stored_dtypes, plan.prefetch, _narrow(lowered, plan)),
         plan.mesh(stage),
         stage.zero,
         plan.passes,
@@ -154,7 +155,11 @@ def pipeline_collectives(
     parts = stage_parts(lowered, plan.stages)
     run = Counter(schedule.route)
     passes = {s: run[i] for i, route in enumerate(schedule.routes) for s in route}
-    stored = [list(stored_parameters(part.lowered, stored_dtypes, plan.prefetch)) for part in parts]
+    narrow = _narrow(lowered, plan)
+    stored = [
+        list(stored_parameters(part.lowered, stored_dtypes, plan.prefetch, narrow))
+        for part in parts
+    ]
     if plan.framework == "jax":
         stored = [gathered_back(part.lowered, own) for part, own in zip(parts, stored, strict=True)]
     ranks = range(len(schedule.lists))
@@ -271,17 +276,26 @@ def ways(parts: Sequence[StagePart], schedule: Schedule) -> Iterator[Way]:
                         yield Way(f"d {name}", giver, target, source, size)
 
 
+def _narrow(lowered: Lowered, plan: Plan) -> frozenset[str]:
+    """The parameters that the plan gathers in 8 bits, by full name."""
+    return frozenset() if plan.gather_dtype is None else names_of_narrow(lowered.graph)
+
+
 def stored_parameters(
-    lowered: Lowered, dtypes: Mapping[str, str], prefetch: int | None = None
+    lowered: Lowered,
+    dtypes: Mapping[str, str],
+    prefetch: int | None = None,
+    narrow: Set[str] = frozenset(),
 ) -> Iterator[Stored]:
-    """Each parameter of the unfolded model once, with its unit. ``prefetch``: of the plan."""
-    yield from _stored(lowered, dtypes, "", "")
+    """Each parameter of the unfolded model once, with its unit. ``prefetch``: of the plan;
+    ``narrow``: full names of what is gathered in 8 bits."""
+    yield from _stored(lowered, dtypes, "", "", narrow)
     again = gathered_again(lowered, prefetch in (None, USUAL))
     for name, body in lowered.blocks.items():
         block = lowered.graph.blocks[name]
         for instance in dict.fromkeys(block.instances):
             unit = instance if instance in block.units else ""
-            for one in _stored(body, dtypes, f"{instance}.", unit):
+            for one in _stored(body, dtypes, f"{instance}.", unit, narrow):
                 yield one if not unit or unit in again else replace(one, again=False)
 
 
@@ -302,7 +316,7 @@ def gathered_again(lowered: Lowered, by_itself: bool) -> set[str]:
 
 
 def _stored(
-    lowered: Lowered, dtypes: Mapping[str, str], prefix: str, unit: str
+    lowered: Lowered, dtypes: Mapping[str, str], prefix: str, unit: str, narrow: Set[str]
 ) -> Iterator[Stored]:
     read = (*(o for op in lowered.ops for o in op.operands), *lowered.outputs)
     graded = {operand.name for operand in read if operand.differentiable}
@@ -317,4 +331,5 @@ def _stored(
             trainable=value.tensor.differentiable,
             unit=unit,
             graded=name in graded,
+            narrow=prefix + name in narrow,
         )

@@ -15,6 +15,8 @@ all_gather of a unit           dp_shard                            as `autopar.n
                                                                    where nothing has a gradient
 reduce_scatter of a unit       dp_shard                            as that says
 all_reduce of the piece        dp_replicate                        once
+all_reduce of maxima           dp_shard and the axes that split    once, of the weights that are
+                               a weight, as one group              gathered in 8 bits
 always:
 all_reduce of ``D`` gradients  the D axes as one group             once, of the piece after ZeRO
 all_reduce of the norm         axes that cut any trainable tensor  once where gradients are clipped
@@ -24,8 +26,8 @@ all_reduce of overflow         all ranks                           once in float
 =============================  ==================================  ================================
 
 A unit is a block instance that is called once; all else is the root. Units are gathered in the
-dtype of compute, frozen parameters too, and reduced in the dtype in which they are stored, or in
-the plan's ``reduce_dtype``. Where
+dtype of compute, frozen parameters too, or weights in 8 bits (`autopar.rules.narrow_gathers`); they
+are reduced in the dtype in which they are stored, or in the plan's ``reduce_dtype``. Where
 ``dp_shard`` cuts a tensor is up to the framework. What it leaves out is whole on every rank, and
 its gradient is all-reduced over the data axes (and its D axes) as one group.
 
@@ -51,8 +53,10 @@ from dataclasses import dataclass
 from autopar.nouns.axes import BATCH, PIPELINE, SHARING
 from autopar.nouns.graph import DTYPE_BYTES
 from autopar.nouns.mesh import Mesh, sharers
+from autopar.nouns.recipes import GATHERED
 from autopar.nouns.sharding import Sharding
 from autopar.nouns.zero import Zero, over
+from autopar.rules.narrow_gathers import TOP_BYTES
 from autopar.rules.resharding import Collective
 
 LOSS_BYTES = NORM_BYTES = OVERFLOW_BYTES = 4
@@ -66,7 +70,8 @@ class Stored:
 
     ``unit`` is the instance path of its block (see `Block.units`), ``""`` for the root; ``again``:
     whether the unit is gathered for backward too; ``graded``: whether an op here gives it a
-    gradient, as none does of a stage that reads it under `no_grad` alone. Tied names count once.
+    gradient, as none does of a stage that reads it under `no_grad` alone; ``narrow``: whether it is
+    gathered in 8 bits. Tied names count once.
     """
 
     name: str
@@ -77,6 +82,7 @@ class Stored:
     unit: str = ""
     again: bool = True
     graded: bool = True
+    narrow: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +133,7 @@ def state_collectives(
     if cuts.split.optimizer:
         again = staged and framework == "jax"
         yield from _sharded(stored, cuts, microbatches, precision, reduce_dtype, again)
+        yield from _magnitudes(stored, cuts)
     else:
         size = sum(cuts.piece_bytes(p) for p in stored if p.trainable and not split_of(p.sharding))
         if two_level is not None:
@@ -264,6 +271,8 @@ class _Cuts:
 
     def gathered_dtype(self, p: Stored, precision: str) -> str:
         """The dtype in which ``p`` is gathered."""
+        if p.narrow:
+            return GATHERED
         return precision if p.dtype == "float32" and not self.holds_whole else p.dtype
 
 
@@ -311,6 +320,23 @@ def _sharded(
             if size and cuts.mesh.ways(move.axis.split("+")) > 1:
                 moved = Collective(move.kind, move.axis, size)
                 yield StateCollective(f"{unit or 'root'} {what}", moved, move.count)
+
+
+def _magnitudes(stored: list[Stored], cuts: _Cuts) -> Iterator[StateCollective]:
+    """The largest magnitudes of weights that are gathered in 8 bits, over whoever has pieces."""
+    counts: dict[tuple[str, ...], int] = {}
+    for p in stored:
+        if p.narrow and cuts.has(p):
+            axes = magnitude_axes(p.sharding, cuts.mesh)
+            counts[axes] = counts.get(axes, 0) + 1
+    for axes, count in counts.items():
+        yield from _all_reduce("largest magnitudes", axes, TOP_BYTES * count)
+
+
+def magnitude_axes(stored: Sharding, mesh: Mesh) -> tuple[str, ...]:
+    """The axes whose ranks have pieces of a weight that ranks share the state of."""
+    has = {*mesh.sharing(split_of(stored)), *(a for a, p in stored.placements if p.kind == "S")}
+    return tuple(a for a in mesh.axes if a in has and mesh.size(a) > 1)
 
 
 SMALL_BYTES = 1 << 20

@@ -15,11 +15,11 @@ from autopar.nouns.buckets import MIB, bucket_text
 from autopar.nouns.expert_placement import ExpertPlacement
 from autopar.nouns.grammar import WORDS
 from autopar.nouns.kernels import kernel_of, kernels_text
-from autopar.nouns.layout import REDUCE
+from autopar.nouns.layout import GATHER, IN_8_BITS, REDUCE
 from autopar.nouns.pieces import pieces_text, routed_text
 from autopar.nouns.plan import Plan
 from autopar.nouns.prefetch import PREFETCHES
-from autopar.nouns.recipes import Narrow, recipes_text
+from autopar.nouns.recipes import GATHERED, Narrow, recipes_text
 from autopar.nouns.reduction import LIBRARY, ranks_inside, two_level_of
 from autopar.nouns.scatters import scatters_text
 
@@ -136,6 +136,11 @@ def _wrong_reduce(dtype: str) -> Iterator[Wrong]:
         yield "reduce_dtype", dtype, " or ".join(WORDS[REDUCE]) + ", or null"
 
 
+def _wrong_gather(dtype: str) -> Iterator[Wrong]:
+    if dtype != GATHERED:
+        yield "gather_dtype", dtype, f"{GATHERED}, or null"
+
+
 def _wrong_scatters(scatters: dict[str, int]) -> Iterator[Wrong]:
     for axis, first in scatters.items():
         if first < 2 or not set(axis.split("+")) <= set(AXES):
@@ -250,5 +255,11 @@ CHOICES = (
         lambda r: f"precision={recipes_text(r)} in 8 bits: the trainer computes in the plan's "
         "precision",
         _wrong_recipes,
+    ),
+    Choice(
+        "gather_dtype", "gathers", "as computed with", str,
+        lambda d: f"of the weights of 8-bit layers in {d}",
+        lambda _: f"{GATHER}={IN_8_BITS}: whether the trainer does is a switch of its own",
+        _wrong_gather,
     ),
 )  # fmt: skip

@@ -37,6 +37,7 @@ from autopar.nouns.errors import did_you_mean
 from autopar.nouns.expert_placement import BY_LOAD, IN_ORDER
 from autopar.nouns.layout import (
     ALL_REDUCE,
+    AS_COMPUTED,
     ATTENTION_BY,
     BEHIND,
     BESIDE,
@@ -44,6 +45,8 @@ from autopar.nouns.layout import (
     CHUNKS,
     EXPERT_PIECES,
     EXPERT_PLACEMENT,
+    GATHER,
+    IN_8_BITS,
     KERNELS,
     MLP_CHUNKS,
     NAMES,
@@ -81,6 +84,7 @@ _MEANS: Mapping[str, str] = MappingProxyType(
         SHARED_EXPERTS: " (that every token goes through: while tokens travel to others, or not)",
         PREFETCH: " (units ahead that FSDP2 gathers parameters)",
         PRECISION: " (by which linear layers run in 8 bits, as far as they gain)",
+        GATHER: " (in what FSDP2 gathers weights whose layers make 8 bits of them)",
         "offload": " (what is in host memory between steps)",
         CHUNKS: "none, or ",
         MLP_CHUNKS: "none, or ",
@@ -102,6 +106,7 @@ WORDS: Mapping[str, Sequence[str]] = MappingProxyType(
         ALL_REDUCE: ALL_REDUCES,
         PREFETCH: tuple(map(str, PREFETCHES)),
         PRECISION: tuple(RECIPES),
+        GATHER: (IN_8_BITS, AS_COMPUTED),
     }
 )
 """The values of choices that are no counts; a schedule is known to whoever plays it."""

@@ -34,6 +34,7 @@ from autopar.nouns.recompute import KEEP_ALL, Recompute
 RING_RANKS = "cp_ring"
 CHUNKS, MLP_CHUNKS, NO_CHUNKS = "loss_chunks", "mlp_chunks", "none"
 BUCKET, REDUCE, ALL_REDUCE = "bucket", "reduce", "all_reduce"
+GATHER, IN_8_BITS, AS_COMPUTED = "gather", "fp8", "compute"
 PIECES, EXPERT_PIECES, SEQ_SLICES = "tp_pieces", "expert_pieces", "seq_slices"
 EXPERT_PLACEMENT, SHARED_EXPERTS = "expert_placement", "shared_experts"
 BESIDE, BEHIND = "beside", "behind"
@@ -102,6 +103,8 @@ class Pins:
     """Units ahead that FSDP2 gathers parameters."""
     precision: str | None = None
     """The recipe by which linear layers may run in 8 bits."""
+    gather: str | None = None
+    """In what FSDP2 gathers the weights of such layers."""
 
     def texts(self) -> dict[str, str]:
         """What is pinned, in the words of ``--fix``."""
@@ -129,7 +132,7 @@ def _text(name: str, value: Any) -> str:
 NAMES = tuple(one.name for one in fields(Pins))
 OF_PROGRAMS = (
     CHUNKS, MLP_CHUNKS, BUCKET, PIECES, EXPERT_PIECES, EXPERT_PLACEMENT, SHARED_EXPERTS, SEQ_SLICES,
-    REDUCE, ALL_REDUCE, ATTENTION_BY, KERNELS, PREFETCH, PRECISION,
+    REDUCE, ALL_REDUCE, ATTENTION_BY, KERNELS, PREFETCH, PRECISION, GATHER,
 )  # fmt: skip
 """What a program does on top of its layout."""
 _NOT_OF_LAYOUTS = ("microbatches", RING_RANKS, *OF_PROGRAMS)

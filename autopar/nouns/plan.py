@@ -163,6 +163,8 @@ class Plan:
                   the other (`autopar.lowering.sequence_slices`); None: they pass whole.
     recipes:      by op key, how linear layers run in 8 bits (`autopar.nouns.recipes`), as
                   ``fp8-row`` or ``fp8-row:output+input``; None: all have the plan's precision.
+    gather_dtype: of the weights that may be gathered in 8 bits (`autopar.rules.narrow_gathers`);
+                  None: as all others, in the dtype of compute.
     """
 
     workload: str
@@ -194,6 +196,7 @@ class Plan:
     seq_slices: int | None = None
     kernels: Mapping[str, str] = field(default_factory=dict)
     recipes: Mapping[str, str] | None = None
+    gather_dtype: str | None = None
     format: int = FORMAT
 
     @property
@@ -258,7 +261,7 @@ class Plan:
 
 _RARE = (
     "expert_imbalance", "loss_chunks", "mlp_chunks", "bucket_bytes", "reduce_dtype", "all_reduce",
-    "prefetch", "seq_slices", "recipes",
+    "prefetch", "seq_slices", "recipes", "gather_dtype",
 )  # fmt: skip
 
 

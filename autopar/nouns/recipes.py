@@ -47,6 +47,9 @@ ALIGNED = 16
 """Both dims of a narrow product's operands are multiples of it: 16 bytes, which the loads of
 tensor cores take at once (torch's `_scaled_mm` refuses others on CUDA)."""
 Covers = Literal["tensor", "row", "block"]
+GATHERED = "float8_e4m3fn"
+"""The dtype of weights on their way to ranks, where they are gathered in 8 bits
+(`autopar.rules.narrow_gathers`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from autopar.planner.ask.question import Outcome, Question
 from autopar.planner.ask.sequences import cuts_along, every_cut, in_slices
 from autopar.planner.options import Options
 from autopar.planner.search.expert_placement import order_of
+from autopar.planner.search.gathers import check_gather
 from autopar.planner.search.kernels import asked_kernels
 from autopar.planner.search.layouts import Progress
 from autopar.planner.search.loss_chunks import asked_chunks, searched_in_chunks
@@ -86,6 +87,7 @@ def asked(
             worth_s=worth_s,
         )
         check_reduce(question)
+        check_gather(question)
         question, loss, outcome = _searched(question, plain, cuts_of, loss, progress, search)
         return Answered(question, loss, mlp, outcome)
 

@@ -81,7 +81,7 @@ def _moments(
     buffers = ahead * (largest if blocks else own).parameters
     passing = life.inside - life.saved
     yield Moment(life.outside - life.saved, resident + buffers, first)
-    behind = resident + _bytes(summary.late, state)[0]
+    behind = resident + _bytes(summary.late, state).gradients
     behind += largest.gradients + largest.buffer
     if split.parameters:
         behind += (1 + state.prefetch) * largest.parameters
@@ -94,17 +94,19 @@ def _moments(
 
 
 def _whole(unit: Unit, state: StateSharding) -> _Whole:
-    trained, buffer = _bytes(unit.trained, state)
-    frozen = _bytes(unit.frozen, state)[0] if unit.frozen else 0
-    return _Whole(trained + frozen, trained, buffer)
+    trained = _bytes(unit.trained, state)
+    frozen = _bytes(unit.frozen, state).parameters if unit.frozen else 0
+    return trained._replace(parameters=trained.parameters + frozen)
 
 
-def _bytes(numel: Mapping[Kind, int], state: StateSharding) -> tuple[int, int]:
-    """Of elements whose state ranks share, in the dtypes that they are gathered and reduced in."""
-    gathered = reduced = 0
+def _bytes(numel: Mapping[Kind, int], state: StateSharding) -> _Whole:
+    """Of elements whose state ranks share, in the dtypes that they are gathered, made and reduced
+    in."""
+    gathered = made = reduced = 0
     for kind, n in numel.items():
         ways = sharers(state.mesh, kind.split) if kind.split else state.shard
         if ways > 1:
-            gathered += n * DTYPE_BYTES[state.moved_dtype(kind.dtype)]
+            gathered += n * DTYPE_BYTES[state.moved_dtype(kind)]
+            made += n * DTYPE_BYTES[state.moved_dtype(kind._replace(narrow=False))]
             reduced += n * DTYPE_BYTES[state.reduced_dtype(kind.dtype)]
-    return gathered, reduced
+    return _Whole(gathered, made, reduced)

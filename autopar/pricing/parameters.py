@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Set
 
 from autopar.lowering.lowered import Lowered, LoweredTensor, stored
 from autopar.lowering.state import split_of
 from autopar.nouns.graph import DTYPE_BYTES
 from autopar.nouns.mesh import Mesh
 from autopar.pricing.units.unit import Kind
+from autopar.rules.narrow_gathers import narrow_weights
 
 
 def read_late(lowered: Lowered) -> dict[Kind, int]:
@@ -19,18 +21,19 @@ def read_late(lowered: Lowered) -> dict[Kind, int]:
             break
         names.update(op.op.inputs)
     numel: dict[Kind, int] = {}
+    narrow = narrow_weights(lowered.graph)
     for value in (lowered.tensors[n] for n in names if n in lowered.tensors):
         if value.tensor.role == "parameter" and value.tensor.differentiable:
-            kind, elements = held_as(value, lowered.mesh)
+            kind, elements = _held_as(value, lowered.mesh, narrow)
             numel[kind] = numel.get(kind, 0) + elements
     return numel
 
 
-def held_as(value: LoweredTensor, mesh: Mesh) -> tuple[Kind, int]:
+def _held_as(value: LoweredTensor, mesh: Mesh, narrow: Set[str]) -> tuple[Kind, int]:
     """Of a parameter, and elements on one model rank."""
     held = stored(value.produced)
     elements = math.prod(held.local_shape(value.tensor.shape, mesh))
-    return Kind(value.tensor.dtype, split_of(held)), elements
+    return Kind(value.tensor.dtype, split_of(held), value.tensor.name in narrow), elements
 
 
 def parameters_of(
@@ -42,11 +45,12 @@ def parameters_of(
     frozen: dict[Kind, int] = {}
     deferred: dict[str, int] = {}
     cutting: set[str] = set()
+    narrow = narrow_weights(lowered.graph)
     for value in lowered.tensors.values():
         if value.tensor.role != "parameter":
             continue
         held = stored(value.produced)
-        kind, numel = held_as(value, lowered.mesh)
+        kind, numel = _held_as(value, lowered.mesh, narrow)
         elements = trained if value.tensor.differentiable else frozen
         elements[kind] = elements.get(kind, 0) + numel
         if not value.tensor.differentiable:

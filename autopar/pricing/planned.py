@@ -59,6 +59,7 @@ def planned_state(plan: Plan, stage: Stage) -> StateSharding:
         plan.reduce_dtype or "",
         TWO_LEVEL if plan.all_reduce else LIBRARY,
         USUAL if plan.prefetch is None else plan.prefetch,
+        plan.gather_dtype is not None,
         framework=plan.framework,
     )
 

@@ -13,6 +13,7 @@ from autopar.pricing.op_prices import op_ps
 from autopar.pricing.prices import Prices
 from autopar.pricing.state_prices import StatePrices
 from autopar.pricing.tp_pieces import saved_on_the_way
+from autopar.rules.narrow_gathers import narrow_weights
 
 
 def objective(lowered: Lowered, prices: Prices, state: StatePrices) -> int:
@@ -51,10 +52,10 @@ def _activations(lowered: Lowered, prices: Prices) -> int:
 
 
 def _parameters(lowered: Lowered, state: StatePrices) -> int:
-    total = 0
-    for value in lowered.tensors.values():
+    total, narrow = 0, narrow_weights(lowered.graph)
+    for name, value in lowered.tensors.items():
         if value.tensor.role == "parameter":
-            total += state.price(value.tensor, stored(value.produced))
+            total += state.price(value.tensor, stored(value.produced), name in narrow)
     for name, body in lowered.blocks.items():
         copies = len(dict.fromkeys(lowered.graph.blocks[name].instances))
         total += _parameters(body, state) * copies

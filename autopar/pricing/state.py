@@ -15,6 +15,7 @@ from autopar.nouns.graph import DTYPE_BYTES
 from autopar.nouns.mesh import Mesh, sharers
 from autopar.nouns.optimizer import state_per_parameter
 from autopar.nouns.prefetch import USUAL
+from autopar.nouns.recipes import GATHERED
 from autopar.nouns.reduction import LIBRARY
 from autopar.nouns.zero import Zero, over
 from autopar.pricing.software.trainer import Trainer
@@ -43,6 +44,8 @@ class StateSharding:
     """By which replicas add up gradients, of `ALL_REDUCES`; empty: as is fastest, likewise."""
     prefetch: int = USUAL
     """How many units ahead parameters are gathered, of `PREFETCHES`."""
+    narrow_gathers: bool = False
+    """Whether weights that may be are gathered in 8 bits."""
     trainer: Trainer | None = None
     """Whose ways of keeping and moving state are priced; None: those of emitted programs."""
     framework: str = "torch"
@@ -64,12 +67,14 @@ class StateSharding:
     def replicate(self) -> int:
         return self.mesh.size(REPLICATE)
 
-    def moved_dtype(self, dtype: str) -> str:
-        """The dtype in which a parameter is gathered: compute precision under FSDP, that in which
-        it is stored where ranks of a JAX program store the whole."""
+    def moved_dtype(self, kind: Kind) -> str:
+        """The dtype in which parameters are gathered: 8 bits or compute precision under FSDP, that
+        in which they are stored where ranks of a JAX program store the whole."""
         if self.framework == "jax" and not self.split.parameters:
-            return dtype
-        return self.precision if self.fsdp and dtype == "float32" else dtype
+            return kind.dtype
+        if kind.narrow and self.narrow_gathers and self.fsdp:
+            return GATHERED
+        return self.precision if self.fsdp and kind.dtype == "float32" else kind.dtype
 
     def reduced_dtype(self, dtype: str) -> str:
         """The dtype in which the gradient of a parameter is reduced."""
@@ -120,7 +125,7 @@ class StateSharding:
         runs in the last microbatch only. All may hide behind compute.
         """
         gathered = numel + frozen * self.stores_pieces
-        size = gathered * DTYPE_BYTES[self.moved_dtype(kind.dtype)]
+        size = gathered * DTYPE_BYTES[self.moved_dtype(kind)]
         gradient = numel * DTYPE_BYTES[kind.dtype]
         split, sharing = self.split, self.mesh.sharing(kind.split)
         if not split.optimizer or not sharing:

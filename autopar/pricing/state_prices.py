@@ -32,9 +32,10 @@ class StatePrices:
     """Whether gradients are added to those of the microbatches before."""
     _slopes: dict[tuple[str, str], float] = field(default_factory=dict)
 
-    def price(self, tensor: Tensor, stored: Sharding) -> int:
-        """Picoseconds a step for one parameter, stored as ``stored`` on the model axes."""
-        numel, kind = self._numel(tensor, stored), Kind(tensor.dtype, split_of(stored))
+    def price(self, tensor: Tensor, stored: Sharding, narrow: bool = False) -> int:
+        """Picoseconds a step for one parameter, stored as ``stored`` on the model axes; ``narrow``:
+        whether it may be gathered in 8 bits."""
+        numel, kind = self._numel(tensor, stored), Kind(tensor.dtype, split_of(stored), narrow)
         held = (numel, kind) if tensor.differentiable else (0, kind, numel)
         seconds = 0.0
         for _, moved, times in self.sharding.traffic(*held):

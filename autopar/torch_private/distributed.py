@@ -7,10 +7,11 @@ from typing import Any
 
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import _resolve_process_group  # type: ignore[attr-defined]
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 resolve_group = _resolve_process_group  # a process group by its name
@@ -122,6 +123,22 @@ def context_parallel(gathers: bool) -> tuple[Callable[..., Any], Callable[..., A
     own._cp_options.enable_load_balance = True
     own._cp_options.rotate_method = method
     return own._templated_ring_attention, own._templated_ring_attention_backward
+
+
+def fsdp_gathers_by(
+    parameter: DTensor,
+    before: Callable[..., tuple[tuple[Tensor, ...], Any]],
+    after: Callable[..., tuple[Tensor, tuple[Tensor, ...]] | None],
+) -> None:
+    """What FSDP2 makes of this rank's piece of a parameter before it gathers it, and of what comes.
+
+    ``before(mesh, size, stride, module, policy)`` gives what travels, padded as the piece is, and
+    what ``after(gathered, given, dtype, out=None)`` is given beside it. ``after`` gives the whole
+    parameter and what of its memory is not that of ``gathered``; with ``out`` it makes this, which
+    it gave before, the whole again.
+    """
+    piece: Any = parameter._local_tensor
+    piece.fsdp_pre_all_gather, piece.fsdp_post_all_gather = before, after
 
 
 def fsdp_gathers_in_line(unit: FSDPModule) -> None:

@@ -5,6 +5,7 @@ from torch.multiprocessing.reductions import StorageWeakRef as StorageWeakRef  #
 from torch.utils._pytree import tree_map_only as tree_map_only  # tensors in nested arguments
 
 new_subclass = torch.Tensor._make_subclass  # a tensor of a class from another's shape, at once
+without_memory = torch.Tensor._make_wrapper_subclass  # of a class, a shape and a dtype
 PARAMETER_MARK = "_is_param"  # among what a fake tensor has of its own
 
 

@@ -26,7 +26,8 @@ def scaled_product(
     product: Product,
 ) -> Tensor:
     """left [a, s] right [b, s]^T -> [a, b] in the dtype of left, both in 8 bits. ``tops``: largest
-    magnitudes of what scales cover, where they are known; else those of the operands."""
+    magnitudes of what scales cover, where they are known; else those of the operands. ``right``
+    may be in 8 bits already, over the scale of its ``tops``."""
     given = tops or (None, None)
     made: Tensor = torch.ops.autopar.scaled_product(left, right, *given, recipe, product)
     return made
@@ -51,7 +52,8 @@ def _product(
         (left, right), (left_top, right_top), tiles, dtypes, strict=True
     ):
         scale.append(scales(largest(x, tile) if top is None else top, dtype, how))
-        cast.append(cast_by(how, x, scale[-1], tile, dtype))
+        is_narrow = x.dtype == dtype
+        cast.append(x if is_narrow else cast_by(how, x, scale[-1], tile, dtype))
     return multiplied(cast[0], cast[1], scale[0], scale[1], tiles, how, left.dtype)
 
 

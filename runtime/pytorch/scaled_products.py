@@ -15,7 +15,7 @@ Nothing that is given is written into, and backward may run twice.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -27,13 +27,14 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from autopar.nouns.recipes import PRODUCTS, SUMMED, Narrow, Product
+from autopar.nouns.recipes import PRODUCTS, RECIPES, SUMMED, Narrow, Product
 from autopar.runtime.pytorch import transport
 from autopar.runtime.pytorch.collectives import apply
 from autopar.runtime.pytorch.counting import not_counted
 from autopar.runtime.pytorch.held_layers import Linear
+from autopar.runtime.pytorch.narrow_weight import NarrowWeight
 from autopar.runtime.pytorch.scaled_op import scaled_product
-from autopar.runtime.pytorch.scaled_operands import Tile, largest, tile_of
+from autopar.runtime.pytorch.scaled_operands import Tile, largest, scales, tile_of
 from autopar.runtime.pytorch.scaled_reference import emulated
 from autopar.runtime.shared.settings import ProgramError
 from autopar.torch_private.ops import will_run
@@ -76,6 +77,13 @@ def compared() -> Iterator[Seen]:
         yield seen
     finally:
         _seen.reset(token)
+
+
+def compared_with(right: Callable[[], Tensor], made: Callable[[], Tensor]) -> None:
+    """Inside of `compared`, one more thing that is to be the same."""
+    seen = _seen.get()
+    if seen is not None:
+        _compare(made(), right(), seen)
 
 
 def scaled_linear(
@@ -209,10 +217,11 @@ def _product(
     if product not in narrow.products:
         return left @ right.t()
     known = _tops(product, left, right, how, tops)
-    out = scaled_product(left, right, known, narrow.recipe.name, product)
+    given = right.rounded if isinstance(right, NarrowWeight) else right
+    out = scaled_product(left, given, known, narrow.recipe.name, product)
     if how.seen is not None:
         with not_counted():
-            right_values = emulated(product, left, right, narrow, _join(how))
+            right_values = emulated(product, left, _wide(right), narrow, _join(how))
         _compare(out, right_values, how.seen)
     return out
 
@@ -229,12 +238,23 @@ def _tops(
         one, other = how.tops(product, largest(left, tiles[0]), largest(right, tiles[1]))
         return one, other
     own = dict(zip(_OPERANDS[product], (left, right), strict=True))
-    new = {name: largest(x, Tile(0, 0)) for name, x in own.items() if name not in tops}
+    new = {name: _largest(x) for name, x in own.items() if name not in tops}
     known = {**tops, **dict(zip(new, how.tops(product, *new.values()), strict=True))}
     if product == "output":
         tops.update(known)
     one, other = (known[name] for name in own)
     return one, other
+
+
+def _largest(x: Tensor) -> Tensor:
+    return x.top if isinstance(x, NarrowWeight) else largest(x, Tile(0, 0))
+
+
+def _wide(x: Tensor) -> Tensor:
+    """An operand as numbers of the dtype of compute, or what came in 8 bits stands for."""
+    if not isinstance(x, NarrowWeight):
+        return x
+    return x.rounded.float() * scales(x.top, x.rounded.dtype, RECIPES["fp8-tensor"])
 
 
 def _join(how: _How) -> Any:

@@ -10,14 +10,16 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
+from autopar.lowering.state import magnitude_axes
 from autopar.nouns.prefetch import USUAL
 from autopar.runtime.pytorch.gathered_ahead import gather_ahead
 from autopar.runtime.pytorch.held import Held
 from autopar.runtime.pytorch.materialise import materialise
+from autopar.runtime.pytorch.narrow_gathers import NarrowGathers
 from autopar.runtime.pytorch.parameters import cut, region_shape
 from autopar.runtime.pytorch.shard_groups import ShardGroups
 from autopar.runtime.pytorch.storage import Storage
-from autopar.runtime.pytorch.units import unit_modules
+from autopar.runtime.pytorch.units import is_like, unit_modules
 from autopar.runtime.shared.settings import ProgramError
 from autopar.torch_private.distributed import fsdp_post_backward
 
@@ -46,6 +48,7 @@ class Sharded(Storage):
                 ignored_params=ignored,
             )
         self.groups: list[FSDPModule] = [m for m in groups if isinstance(m, FSDPModule)]
+        self._narrow_gathers()
         for group in self.groups:
             group.set_gradient_divide_factor(1.0)
             group.set_force_sum_reduction_for_comms(True)
@@ -54,6 +57,21 @@ class Sharded(Storage):
             ordered = [module for module in called if isinstance(module, FSDPModule)]
             alone = unit_modules(self.model, settings.forward_only)
             gather_ahead(ordered, settings.prefetch, [m for m in ordered if m in alone])
+
+    def _narrow_gathers(self) -> None:
+        """Of weights in 8 bits; in float64 `autopar verify` has them as all others."""
+        compute = getattr(torch, self.settings.precision)
+        weights = {
+            name: (parameter, magnitude_axes(self.declared[name].sharding, self.ranks.mesh))
+            for name, parameter in self.model.named_parameters()
+            if isinstance(parameter, DTensor)
+            and parameter.dtype is not torch.float64
+            and any(is_like(name, pattern) for pattern in self.settings.narrow)
+        }
+        self._narrow = NarrowGathers(weights, self.ranks, compute) if weights else None
+        if self._narrow is not None:
+            join = self._narrow.join
+            self.model.register_forward_pre_hook(lambda module, given: join(), prepend=True)
 
     def _policy(self, module: nn.Module, here: list[nn.Parameter]) -> MixedPrecisionPolicy:
         trained = {p.dtype for p in here if p.requires_grad}
@@ -122,6 +140,7 @@ class Sharded(Storage):
     @contextmanager
     def evaluating(self) -> Iterator[None]:
         # A forward alone leaves what the backward behind it would have dropped.
+        self._changed()
         try:
             with super().evaluating():
                 yield
@@ -130,8 +149,13 @@ class Sharded(Storage):
 
     def zero_grad(self) -> None:
         super().zero_grad()
+        self._changed()
         for parameter in self.model.parameters():
             parameter.grad = None
+
+    def _changed(self) -> None:
+        if self._narrow is not None:
+            self._narrow.change()
 
     def compile(self) -> None:
         # FSDP2's hooks sit around the units: what lies between them is compiled.

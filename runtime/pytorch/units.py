@@ -38,11 +38,11 @@ def has_units(model: nn.Module, pattern: str) -> bool:
     return bool(_matching(model, pattern))
 
 
+def is_like(path: str, pattern: str) -> bool:
+    """Whether a pattern is of this path."""
+    parts, wanted = path.split("."), pattern.split(".")
+    return len(parts) == len(wanted) and all(map(fnmatch.fnmatchcase, parts, wanted))
+
+
 def _matching(model: nn.Module, pattern: str) -> dict[str, nn.Module]:
-    wanted = pattern.split(".")
-    return {
-        path: module
-        for path, module in model.named_modules()
-        if len(parts := path.split(".")) == len(wanted)
-        and all(map(fnmatch.fnmatchcase, parts, wanted))
-    }
+    return {path: module for path, module in model.named_modules() if is_like(path, pattern)}

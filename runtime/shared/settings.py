@@ -14,6 +14,7 @@ from autopar.nouns.mesh import Mesh
 from autopar.nouns.offload import OFFLOAD
 from autopar.nouns.plan import Plan
 from autopar.nouns.prefetch import USUAL
+from autopar.nouns.recipes import GATHERED
 from autopar.nouns.reduction import ranks_inside
 from autopar.nouns.workload import Workload, training
 from autopar.nouns.zero import ZERO, ZERO_LEVELS, Zero
@@ -44,6 +45,8 @@ class Settings:
     bucket_mib:   of gradients that DDP adds up at once; None: its own.
     reduce_dtype: of gradients that FSDP2 reduces, in half precision; None: as they are stored.
     prefetch:     units ahead that FSDP2 gathers split parameters, see `autopar.nouns.prefetch`.
+    narrow:       weights, by patterns of their names, whose pieces are made 8 bits of before FSDP2
+                  gathers them, see `autopar.rules.narrow_gathers`.
     forward_only: units that no gradient passes, so that none is gathered ahead for backward.
     two_level:    how many neighbours of the data ranks DDP adds up gradients among first, and then
                   across; 0: as the library does.
@@ -72,6 +75,7 @@ class Settings:
     bucket_mib: int | None = None
     reduce_dtype: str | None = None
     prefetch: int = USUAL
+    narrow: tuple[str, ...] = ()
     forward_only: tuple[str, ...] = ()
     two_level: int = 0
     limits: tuple[tuple[str, float | None, float | None], ...] = ()
@@ -137,6 +141,8 @@ def check_settings(plan: Plan, mesh: Mapping[str, int], settings: Settings) -> N
         here = str(getattr(settings, name, getattr(usual, name)))
         if there != here:
             differing.append((name, there, here))
+    if (narrow := bool(getattr(settings, "narrow", ()))) != (plan.gather_dtype is not None):
+        differing.append(("gather_dtype", str(plan.gather_dtype), GATHERED if narrow else "None"))
     scatters = dict(getattr(settings, "scatters", {}))  # of JAX programs alone
     if scatters != dict(plan.scatters):
         differing.append(("scatters", str(dict(plan.scatters)), str(scatters)))

@@ -117,6 +117,7 @@ CHANGES: dict[str, Callable[[Plan], Plan]] = {
     "prefetch": lambda of: replace(of, prefetch=2),
     "kernels": lambda of: replace(of, kernels={"Layer::mul": "gated_activation by triton"}),
     "recipes": lambda of: replace(of, recipes={"Layer::up/linear": "fp8-row:output"}),
+    "gather_dtype": lambda of: replace(of, gather_dtype="float8_e4m3fn"),
     "actions": lambda of: replace(
         of, actions=("0F0 0F1 0F2 0F3 0B0 0B1 0B2 0B3", "1F0 1B0 1F1 1B1 1F2 1B2 1F3 1B3")
     ),

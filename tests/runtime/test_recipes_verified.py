@@ -89,8 +89,10 @@ RIGHT = (
     Case("gpt", "fp8-tensor", "pp=2,tp=2,microbatch=2,schedule=zb-h1"),
     Case("llama", "fp8-row", "tp=2,dp_shard=2,zero=3,recompute=selective-op"),
     Case("llama", "fp8-tensor", "cp=2,dp_shard=2,zero=3"),
+    Case("llama", "fp8-tensor", "cp=2,dp_shard=2,zero=3,gather=compute"),
     Case("llama", "fp8-row", "pp=2,dp_shard=2,zero=1,microbatch=2,schedule=1f1b"),
     Case("llama", "fp8-row", MEGATRON),
+    Case("llama", "fp8-tensor", "pp=2,dp_shard=2,zero=3,microbatch=2,schedule=zb-h1"),
 )
 WRONG = (
     Case("gpt", "fp8-row", MEGATRON, ('recipe="fp8-row", k="tp"', 'recipe="fp8-row"')),
@@ -176,6 +178,15 @@ def test_ranks_compute_what_one_does(results: dict[Case, VerifyResult], case: Ca
     assert narrow.gradient < 1e-12
     assert narrow.product <= narrow.tolerance
     assert result.own.gradient > 1e-3  # as it runs, 8 bits show
+
+
+def test_weights_that_travel_in_8_bits_are_the_same_numbers(
+    results: dict[Case, VerifyResult], folders: dict[Case, Path]
+) -> None:
+    narrow, wide = (c for c in RIGHT if c.fix.startswith("cp=2"))
+    assert "narrow=(" in (folders[narrow] / "program" / "model.py").read_text()
+    assert "narrow=(" not in (folders[wide] / "program" / "model.py").read_text()
+    assert results[narrow].own == results[wide].own
 
 
 @pytest.mark.parametrize("case", RIGHT, ids=str)

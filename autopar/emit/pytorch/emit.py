@@ -31,7 +31,7 @@ from autopar.emit.pytorch.precision import wide_values
 from autopar.emit.pytorch.shared_experts import run_beside
 from autopar.emit.pytorch.stages import stage_classes
 from autopar.emit.pytorch.top import model_class
-from autopar.emit.pytorch.units import forward_only, units_of
+from autopar.emit.pytorch.units import forward_only, gathered_narrow, units_of
 from autopar.emit.pytorch.views import shorter_views
 from autopar.emit.pytorch.widths import with_arguments
 from autopar.emit.sizes import NONE, Sizes
@@ -252,6 +252,8 @@ def _settings(lowered: Lowered, plan: Plan, captured: CapturedModel | None) -> l
         given.append(f'reduce_dtype="{plan.reduce_dtype}"')
     if plan.prefetch is not None:
         given.append(f"prefetch={plan.prefetch}")
+    if plan.gather_dtype is not None:
+        given.append(f"narrow={literal(gathered_narrow(lowered.graph))}")
     if inside := ranks_inside(plan.all_reduce):
         given.append(f"two_level={inside}")
     if plan.expert_placement:

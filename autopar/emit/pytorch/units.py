@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from autopar.lowering.collectives import gathered_again
 from autopar.lowering.lowered import Lowered
+from autopar.nouns.graph import Graph
+from autopar.rules.narrow_gathers import names_of_narrow
 
 
 def units_of(lowered: Lowered, in_order: bool) -> tuple[str, ...]:
@@ -26,6 +28,23 @@ def forward_only(lowered: Lowered) -> tuple[str, ...]:
     """Units that no gradient passes, in the order of their calls."""
     passed = gathered_again(lowered, by_itself=False)
     return tuple(name for name in _called(lowered) if name not in passed)
+
+
+def gathered_narrow(graph: Graph) -> tuple[str, ...]:
+    """Patterns of the weights that are gathered in 8 bits: ``*`` stands for a number where all that
+    are named alike are such."""
+    narrow = names_of_narrow(graph)
+    alike: dict[str, list[str]] = {}
+    for name, _ in graph.parameters():
+        alike.setdefault(_numbered(name), []).append(name)
+    patterns: list[str] = []
+    for pattern, names in alike.items():
+        patterns += [pattern] if narrow.issuperset(names) else [n for n in names if n in narrow]
+    return tuple(patterns)
+
+
+def _numbered(name: str) -> str:
+    return ".".join("*" if part.isdigit() else part for part in name.split("."))
 
 
 def _called(lowered: Lowered) -> list[str]:

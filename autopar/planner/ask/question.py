@@ -10,6 +10,7 @@ from autopar.nouns.buckets import BUCKET_BYTES
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.graph import Graph
 from autopar.nouns.layout import (
+    AS_COMPUTED,
     BESIDE,
     EXPERT_PIECES,
     SHARED_EXPERTS,
@@ -32,6 +33,7 @@ from autopar.pricing.prices import Prices
 from autopar.pricing.sends import Order
 from autopar.rules.cut import Cuts
 from autopar.rules.fusion import ALONE, Fusion
+from autopar.rules.narrow_gathers import gathers_narrow
 from autopar.rules.work import Work
 
 
@@ -79,6 +81,13 @@ class Question:
     def all_reduce(self) -> str:
         """By which replicas add up gradients; empty: as is fastest."""
         return self.pins.all_reduce or ("" if self.framework == "torch" else LIBRARY)
+
+    @property
+    def narrow_gathers(self) -> bool:
+        """Whether weights that may be are gathered in 8 bits: it changes no number and moves
+        less."""
+        pins = self.pins
+        return pins.gather != AS_COMPUTED and gathers_narrow(pins.precision)
 
     @property
     def pieces(self) -> tuple[int, ...]:

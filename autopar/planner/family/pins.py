@@ -17,6 +17,7 @@ from autopar.nouns.layout import (
     DEGREES,
     EXPERT_PIECES,
     EXPERT_PLACEMENT,
+    GATHER,
     KERNELS,
     MLP_CHUNKS,
     OF_PROGRAMS,
@@ -73,7 +74,7 @@ _NOT_OF_FIGURES: Sequence[tuple[Sequence[str], Sequence[object], str]] = (
     ((MLP_CHUNKS,), _OFF,
      "layouts of architecture figures run MLPs at once; leave it out, or give `autopar plan` a "
      "model"),
-    ((PREFETCH,), (None,),
+    ((PREFETCH, GATHER), (None,),
      "layouts of architecture figures gather as their software does; leave it out, or give "
      "`autopar plan` a model"),
     ((PRECISION,), (None,),

@@ -21,6 +21,7 @@ from autopar.planner.problem.nodes import OWNED, Node
 from autopar.planner.problem.options import distinct, in_order, stored_for
 from autopar.planner.problem.posed import Stored
 from autopar.planner.problem.tables import Scope, Tables
+from autopar.rules.narrow_gathers import narrow_weights
 from autopar.rules.strategies import flows
 
 Readers = Mapping[str, list[tuple[Op, int]]]
@@ -48,6 +49,7 @@ class GraphPass:
         self.fixed: dict[tuple[Scope, str], int] = {}
         self.tables = Tables(legal, ledger.moves)
         self.stored: list[Stored] = []
+        self.narrow: frozenset[str] = frozenset()  # of the part of the graph that is passed
 
     def run(self) -> None:
         for op in self.graph.ops:
@@ -60,6 +62,7 @@ class GraphPass:
 
     def _scope(self, scope: Scope, graph: Graph, calls: int, copies: int) -> None:
         readers = graph.consumers()
+        self.narrow = narrow_weights(graph)
         outputs = set(graph.outputs)
         updated = updated_buffers(graph.ops)
         many = {
@@ -147,7 +150,8 @@ class GraphPass:
         node = self.ledger.nodes[index]
         stored = stored_for(self.codes, node, wants)
         shardings, option_of = distinct(self.codes, stored)
-        self.stored.append(Stored(index, tensor, shardings, option_of, copies))
+        narrow = tensor.name in self.narrow
+        self.stored.append(Stored(index, tensor, shardings, option_of, copies, narrow))
         node.results[OWNED + key(scope, tensor.name)] = stored
 
     def _parameter_node(

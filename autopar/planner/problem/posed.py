@@ -24,13 +24,14 @@ from autopar.pricing.state_prices import StatePrices
 @dataclass(frozen=True, slots=True)
 class Stored:
     """Option k of node ``node`` stores ``copies`` parameters like ``tensor`` as
-    ``shardings[option_of[k]]``."""
+    ``shardings[option_of[k]]``; ``narrow``: whether they may be gathered in 8 bits."""
 
     node: int
     tensor: Tensor
     shardings: Sequence[Sharding]
     option_of: Ints
     copies: int
+    narrow: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,7 @@ class Posed:
         usage = np.concatenate(kept) if kept else base.usage.copy()
         for one in self.stored:
             options = slice(*base.strategy_start[one.node : one.node + 2].tolist())
-            price = [state.price(one.tensor, s) * one.copies for s in one.shardings]
+            price = [state.price(one.tensor, s, one.narrow) * one.copies for s in one.shardings]
             held = [state.bytes(one.tensor, s) * one.copies for s in one.shardings]
             charge = np.array(price, np.int64)[one.option_of]
             cost[options] = np.minimum(cost[options] + charge, FORBIDDEN)

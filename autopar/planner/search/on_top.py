@@ -10,6 +10,7 @@ from autopar.nouns.imbalance import Imbalance
 from autopar.planner.ask.question import Outcome, Question
 from autopar.planner.search.buckets import sums_of
 from autopar.planner.search.expert_placement import placed_experts
+from autopar.planner.search.gathers import gather_dtype_of
 from autopar.planner.search.kernels import kernels_run
 from autopar.planner.search.prefetch import prefetched
 from autopar.planner.search.recipes import taken_recipes
@@ -57,6 +58,7 @@ def chosen(question: Question, outcome: Outcome, imbalance: Imbalance | None = N
         "prefetch": prefetch,
         "kernels": kernels,
         "recipes": recipes,
+        "gather_dtype": gather_dtype_of(question, decided),
         "expert_placement": placed.placement,
     }
     return OnTop(decisions, question, searched, outcome, placed.saved_s)

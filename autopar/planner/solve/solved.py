@@ -213,6 +213,7 @@ def state_of(question: Question, layout: StateLayout, candidate: Candidate) -> S
         question.pins.reduce or "",
         question.all_reduce,
         USUAL if question.pins.prefetch is None else question.pins.prefetch,
+        question.narrow_gathers,
         framework=question.framework,
     )
 

@@ -17,11 +17,12 @@ Sliced = tuple[tuple[float, float], ...]
 
 
 class Kind(NamedTuple):
-    """Of parameters: their dtype, and as ``"ep+cp"`` the axes that split them and would else share
-    their state."""
+    """Of parameters: their dtype; as ``"ep+cp"`` the axes that split them and would else share
+    their state; whether they may be gathered in 8 bits (`autopar.rules.narrow_gathers`)."""
 
     dtype: str
     split: str = ""
+    narrow: bool = False
 
 
 @dataclass(frozen=True, slots=True)
