@@ -94,7 +94,9 @@ FINDINGS: Mapping[str, Sequence[str]] = {
     ),
     "layers in 8 bits": (
         "tests/rules/test_narrow.py",
+        "tests/rules/test_narrow_gathers.py",
         "tests/planner/test_recipes.py",
+        "tests/planner/test_gathers.py",
         "tests/runtime/test_scaled_products.py",
         "tests/runtime/test_recipes_verified.py",
     ),

@@ -33,7 +33,7 @@ FUNCTIONS = frozenset(
     "all_reduce all_to_all attention batch_norm carry copied_linear copied_linears copy_to"
     " cross_entropy ctc_loss device dropout embedding experts feed_forward gated_activation gather"
     " gathered_linear gathered_linears keep_first linear_cross_entropy linear_reduced"
-    " linear_scattered local own_function pad recompute reduce_scatter repeat_heads"
+    " linear_scattered local own_function pad place_rows recompute reduce_scatter repeat_heads"
     " ring_attention rms_norm rotary scaled_linear scatter_sum shard sliced_attention whole".split()
 )
 # Python's own functions, which variables do not hide.

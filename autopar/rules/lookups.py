@@ -90,11 +90,28 @@ def _index(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) ->
     )
 
 
+def _place_rows(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
+    """Which row goes where hangs on all places before it. Samples can be told apart where each
+    brings as many rows as it has places, which a program that does so counts."""
+    del op, results
+    x, mask, rows = (tensor.shape for tensor in operands)
+    names, each = letters(len(x)), len(mask)
+    target = [f"{n}!" if d < each else n for d, n in enumerate(names)]
+    placed = ["n!", *target[each:]]
+    if each > 1 and x[0] and not rows[0] % x[0]:
+        target[0], placed[0] = SAMPLES, f"({SAMPLES} n!)" if rows[0] != x[0] else SAMPLES
+    terms = [target, target[:each], placed]
+    return Rule(text(terms, [target]), saves=(1,), flops=0.0, cost="gather")
+
+
+SAMPLES = "samples"
+"""The factor of `place_rows` that tells samples apart."""
 LOOKUPS: Mapping[str, Rule | RuleMaker] = {
     "gather": _gather,
     "scatter": _scatter,
     "scatter_sum": _scatter_sum,
     "index_select": _index_select,
     "index": _index,
+    "place_rows": _place_rows,
     "one_hot": Rule("... -> ... c!", flops=0.0, cost="gather"),
 }

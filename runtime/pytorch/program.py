@@ -55,6 +55,7 @@ from autopar.runtime.pytorch.pieces import (
     linear_reduced,
     linear_scattered,
 )
+from autopar.runtime.pytorch.placed_rows import place_rows
 from autopar.runtime.pytorch.probe import probe
 from autopar.runtime.pytorch.recomputing import recompute
 from autopar.runtime.pytorch.ring_attention import ring_attention
@@ -74,7 +75,7 @@ __all__ = [
     "gated_activation",
     "gather", "gathered_linear", "gathered_linears", "keep_first", "linear_cross_entropy",
     "linear_reduced", "linear_scattered", "local", "own_function",
-    "pad", "probe", "recompute", "reduce_scatter", "repeat_heads", "ring_attention",
+    "pad", "place_rows", "probe", "recompute", "reduce_scatter", "repeat_heads", "ring_attention",
     "rms_norm", "rotary",
     "scaled_linear", "scatter_sum", "shard", "sliced_attention", "whole",
 ]  # fmt: skip

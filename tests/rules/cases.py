@@ -419,6 +419,20 @@ def _index_select(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any
     return (d.real(*shape), d.ids(shape[dim], d.size())), {"dim": dim}
 
 
+def _place_rows(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    """Samples with as many rows each as they have places; masks of one dim too."""
+    del kind
+    samples, tokens, rest = d.size(), d.small(), d.shape(0, 2)
+    each = d.of(*range(1, tokens + 1))
+    order = torch.rand(samples, tokens, generator=d.generator).argsort(1)
+    mask, rows = order < each, d.real(samples * each, *rest)
+    x = d.real(samples, tokens, *rest)
+    if d.flag():
+        return (x, mask, rows), {}
+    flat = x.detach().reshape(-1, *rest).requires_grad_(x.requires_grad)
+    return (flat, mask.reshape(-1), rows), {}
+
+
 def _index(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
     del kind
     shape = d.shape(2, 3)
@@ -710,6 +724,7 @@ CASES: Mapping[str, Builder] = {
     "scatter_sum": _scatter_sum,
     "index_select": _index_select,
     "index": _index,
+    "place_rows": _place_rows,
     "one_hot": lambda d, kind: ((d.ids(5, *d.shape()),), {"classes": 5}),
     **{
         f"aten::{name}": _function

@@ -414,6 +414,10 @@ REFERENCE: Mapping[str, Reference] = {
     "gather": lambda c: c.x.gather(c.attrs["dim"], c.operands[1]),
     "index_select": lambda c: c.x.index_select(c.attrs["dim"], c.operands[1]),
     "index": _index,
+    "place_rows": lambda c: c.x.masked_scatter(
+        c.operands[1].reshape(*c.operands[1].shape, *(1 for _ in c.x.shape[c.operands[1].dim() :])),
+        c.operands[2],
+    ),
     "scatter_sum": lambda c: torch.zeros(c.shapes[0], dtype=c.x.dtype).scatter_add(
         c.attrs["dim"], c.operands[1], c.x
     ),

@@ -9,6 +9,7 @@ from autopar.emit.constants import differing, literal, same
 from autopar.emit.pytorch.site import LIGHT, EmitError, Printer, Site
 from autopar.emit.sizes import slice_end
 from autopar.emit.text import Expr, call, tuple_text
+from autopar.rules.lookups import SAMPLES
 
 
 def _numbers(values: tuple[int, ...]) -> str:
@@ -206,6 +207,16 @@ def _scatter_sum(site: Site) -> Expr:
     return Expr(call("scatter_sum", arguments), weight=LIGHT)
 
 
+def _place_rows(site: Site) -> Expr:
+    """Rows are counted where samples are told apart."""
+    bound, sizes = site.at.bound, site.mesh.size
+    assert bound is not None
+    choices = (choice for axis, choice in site.at.strategy.choices if sizes(axis) > 1)
+    counted = any(SAMPLES in bound.splits(choice) for choice in choices)
+    given = [a.text for a in site.args] + ["counted=True"] * counted
+    return Expr(call("place_rows", given), weight=LIGHT)
+
+
 def _index(site: Site) -> Expr:
     rank = len(site.whole(0))
     given = {d % rank: a.text for d, a in zip(site.attrs["dims"], site.args[1:], strict=True)}
@@ -277,6 +288,7 @@ PRINTERS: Mapping[str, Printer] = {
     "scatter": _with_dim,
     "scatter_sum": _scatter_sum,
     "index": _index,
+    "place_rows": _place_rows,
     "one_hot": _one_hot,
     "cumsum": _cumsum,
     "max_pool": _pool,

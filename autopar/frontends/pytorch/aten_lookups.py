@@ -87,6 +87,8 @@ def _index_put(call: Call) -> Value:
     row = values.shape[max(len(values.shape) - len(rest), 0) :]
     if math.prod(values.shape) == math.prod(row):
         value = reshape(values, row)
+    elif not dim and len(values.shape) == 1 + len(rest) and values.shape[1:] == rest:
+        return call.lifter.emit("place_rows", [x, mask, values], x.shape, x.dtype)
     elif len(values.shape) == dim + 1 + len(rest):
         value = _one_by_one(call.lifter, mask, values, dim)
         value = reshape(value, (*value.shape[:dim], *mask.shape, *value.shape[dim + 1 :]))
@@ -94,6 +96,31 @@ def _index_put(call: Call) -> Value:
         return _functional(call)
     wide = reshape(mask, (*mask.shape, *(1 for _ in rest)))
     return call.lifter.emit("where", [wide, value, x], x.shape, x.dtype)
+
+
+def _masked_scatter(call: Call) -> Value:
+    """Rows of the dims behind those that the mask has, or that it is expanded along."""
+    x, mask, reshape = call.x, call["mask"], call.lifter.reshape
+    wide = mask
+    for node in call.lifter.nodes:
+        if (
+            node.output is mask
+            and node.kind == "expand"
+            and len(node.inputs[0].shape) == len(x.shape)
+        ):
+            wide = node.inputs[0]
+    if len(wide.shape) != len(x.shape) or wide.shape[0] != x.shape[0]:
+        raise Unliftable
+    each = len(x.shape)
+    while each > 1 and wide.shape[each - 1] == 1 and x.shape[each - 1] != 1:
+        each -= 1
+    if wide.shape[:each] != x.shape[:each]:
+        raise Unliftable
+    rest = x.shape[each:]
+    rows = math.prod(call["source"].shape) // max(1, math.prod(rest))
+    source = reshape(call["source"], (rows, *rest))
+    places = reshape(wide, wide.shape[:each])
+    return call.lifter.emit("place_rows", [x, places, source], x.shape, x.dtype)
 
 
 def _one_by_one(lifter: Lifter, mask: Value, values: Value, dim: int) -> Value:
@@ -118,6 +145,7 @@ LOOKUPS: dict[str, Lift] = {
     "index_select": _lookup("index_select"),
     "scatter": _scatter,
     "index_put": _index_put,
+    "masked_scatter": _masked_scatter,
     "index_add": _functional,
     "scatter_add": _scatter_add,
     "one_hot": _one_hot,

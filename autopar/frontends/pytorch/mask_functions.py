@@ -1,4 +1,4 @@
-"""Masks that flex attention's `create_mask` makes from a function of indices.
+"""Masks that flex attention's `create_mask` and transformers make from a function of indices.
 
 torch maps the function over every batch, head, query and key (`torch.vmap`), which is no op. The
 same function of indices that broadcast gives the same mask, as long as it computes entry by entry.
@@ -6,6 +6,7 @@ same function of indices that broadcast gives the same mask, as long as it compu
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -24,12 +25,18 @@ _ENTRY_BY_ENTRY = frozenset(
 )
 
 
+_LIBRARY, _EXPANDED = "transformers.masking_utils", "_vmap_expansion_sdpa"
+"""Where transformers maps a function over indices; of a model of it, it has been imported."""
+
+
 @contextmanager
 def mask_functions_broadcast() -> Iterator[None]:
     """Inside, functions of indices that make masks are called once, with indices that broadcast."""
     module, name = mapped_over_indices
     indexing, mode = scalar_indexing
     plain, plain_mode = getattr(module, name), getattr(indexing, mode)
+    library: Any = sys.modules.get(_LIBRARY)
+    own = {n: getattr(library, n) for n in (_EXPANDED, mode) if hasattr(library, n)}
 
     def mapped(fn: Callable[..., Any], prefix: Any, *rest: Any, **others: Any) -> Any:
         whole = prefix == () and not rest and not others
@@ -37,9 +44,13 @@ def mask_functions_broadcast() -> Iterator[None]:
 
     setattr(module, name, mapped)
     setattr(indexing, mode, nullcontext)
+    for name_there in own:
+        setattr(library, name_there, _broadcast if name_there == _EXPANDED else nullcontext)
     try:
         yield
     finally:
+        for name_there, was in own.items():
+            setattr(library, name_there, was)
         setattr(module, name, plain)
         setattr(indexing, mode, plain_mode)
 

@@ -42,6 +42,7 @@ from autopar.frontends.pytorch.noting import Sources
 from autopar.frontends.pytorch.python_numbers import numbers_stay_tensors
 from autopar.frontends.pytorch.quiet import quiet_fake_tensors
 from autopar.frontends.pytorch.seeds import seeds_refused
+from autopar.frontends.pytorch.value_checks import value_checks_pass
 from autopar.torch_private.modes import causal_check, exporting
 
 
@@ -91,6 +92,7 @@ def _as_a_trace_takes_it(model: nn.Module) -> Iterator[None]:
         stack.enter_context(numbers_stay_tensors(model))
         stack.enter_context(_masks_unread())
         stack.enter_context(mask_functions_broadcast())
+        stack.enter_context(value_checks_pass())
         stack.enter_context(quiet_fake_tensors())
         yield
 

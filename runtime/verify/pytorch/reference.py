@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch import nn
 from autopar.frontends.shared.losses import find_loss
 from autopar.frontends.shared.noise import HAPPENS_ABOVE
 from autopar.nouns.errors import UserError
+from autopar.nouns.graph import Graph
 from autopar.nouns.workload import Workload
 from autopar.runtime.pytorch.batches import Batch
 from autopar.runtime.pytorch.recording import named_tensors
@@ -23,6 +25,7 @@ from autopar.runtime.verify.pytorch.modes import exact
 from autopar.runtime.verify.verified import NEGLIGIBLE
 
 STEPS = 2
+NO_MARKS: Mapping[str, Set[int]] = MappingProxyType({})
 MEASUREMENTS = 2
 """How often rounding is measured: that of a single number may be small by chance."""
 
@@ -255,7 +258,22 @@ def loss_of(result: Any) -> torch.Tensor:
     return loss
 
 
-def random_batch(workload: Workload, seed: int = 1) -> dict[str, Any]:
+def marks_of(graph: Graph) -> dict[str, frozenset[int]]:
+    """Of batch entries, the numbers that stand for rows of another tensor (tokens of images): those
+    that they are compared with, where any such rows are placed."""
+    every = (graph, *(block.body for block in graph.blocks.values()))
+    if not any(op.kind == "place_rows" for part in every for op in part.ops):
+        return {}
+    marks: dict[str, set[int]] = {}
+    for op in graph.ops:
+        if op.kind == "eq" and op.inputs[0] in graph.inputs and type(op.attrs.get("other")) is int:
+            marks.setdefault(op.inputs[0], set()).add(op.attrs["other"])
+    return {name: frozenset(numbers) for name, numbers in marks.items()}
+
+
+def random_batch(
+    workload: Workload, seed: int = 1, marks: Mapping[str, Set[int]] = NO_MARKS
+) -> dict[str, Any]:
     """A batch shaped like the workload's, of distinct random tensors.
 
     Distinct, since a batch that passes one tensor twice hides a program that mixes them up. Ids are
@@ -263,7 +281,7 @@ def random_batch(workload: Workload, seed: int = 1) -> dict[str, Any]:
     they do not vary there, and negative ones (ignored labels) stay in number; masks, flags, lengths
     that add up to one number in every sample, and floats that are never negative are permuted over
     the samples; other floats get the real mean and spread, in float64. Inputs without a batch dim
-    stay as they are.
+    stay as they are. ``marks``: numbers by entry that stay where samples have them, see `marks_of`.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -277,7 +295,7 @@ def random_batch(workload: Workload, seed: int = 1) -> dict[str, Any]:
         value = value.detach().cpu()
         wide = value.double() if value.is_floating_point() else value
         keep = name in workload.whole_inputs or value.dim() == 0 or not value.numel()
-        batch[name] = wide.clone() if keep else _random_like(wide, generator)
+        batch[name] = wide.clone() if keep else _random_like(wide, generator, marks.get(name, ()))
     return batch
 
 
@@ -289,7 +307,9 @@ def _adds_up(value: torch.Tensor) -> bool:
     return bool((sums == sums[0]).all())
 
 
-def _random_like(value: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+def _random_like(
+    value: torch.Tensor, generator: torch.Generator, marks: Collection[int]
+) -> torch.Tensor:
     mixed = value[torch.randperm(value.shape[0], generator=generator)]
     low, high = value[value >= 0].min() if bool((value >= 0).any()) else 0, value.max()
     if value.is_floating_point():
@@ -308,4 +328,7 @@ def _random_like(value: torch.Tensor, generator: torch.Generator) -> torch.Tenso
     )
     share = torch.rand(value.shape, dtype=torch.float64, generator=generator)
     drawn = least + (share * (most - least + 1)).floor().to(value.dtype)
-    return torch.where(mixed < 0, mixed, drawn)
+    as_it_is = mixed < 0
+    for mark in marks:
+        as_it_is = as_it_is | (mixed == mark) | (drawn == mark)
+    return torch.where(as_it_is, mixed, drawn)

@@ -45,6 +45,7 @@ from autopar.runtime.verify.pytorch.modes import FixedDraws, exact
 from autopar.runtime.verify.pytorch.narrow import narrow_result
 from autopar.runtime.verify.pytorch.reference import (
     Reference,
+    marks_of,
     random_batch,
     reference,
 )
@@ -72,7 +73,8 @@ def verify(folder: str | Path) -> dict[str, Any]:
     first = not dist.is_initialized() or dist.get_rank() == 0
     if first and target not in _references:
         cpu = torch.device("cpu")
-        _references[target] = reference(workload, random_batch(workload), cpu)
+        marks = marks_of(plan_folder.read_graph(folder))
+        _references[target] = reference(workload, random_batch(workload, marks=marks), cpu)
     wanted = _references.get(target)
     batch, above = broadcast((wanted.batch, wanted.above) if wanted is not None else ({}, 0.0))
     stand_ins.above.set(above)
