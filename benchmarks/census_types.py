@@ -41,8 +41,27 @@ OTHERS: Mapping[str, tuple[str, ...]] = {
     "AudioClassification": ("audio-spectrogram-transformer", "wav2vec2"),
     "SpeechSeq2Seq": ("whisper",),
     "Contrastive": ("clip",),
+    "ImageTextToText": (
+        "aya_vision",
+        "gemma3",
+        "internvl",
+        "janus",
+        "llava",
+        "paligemma",
+    ),
 }
-"""Model types by task; 35 in all."""
+"""Model types by task; 41 in all."""
+IMAGE_TOKENS: Mapping[str, int] = {
+    "aya_vision": 4,
+    "gemma3": 4,
+    "internvl": 1,
+    "janus": 16,
+    "llava": 16,
+    "paligemma": 16,
+}
+"""Tokens that stand for an image, by type."""
+TYPED = ("gemma3", "paligemma")
+"""Types that are told which tokens those are."""
 
 _GROUPED = {"n_routed_experts": 4, "n_group": 2, "topk_group": 1, "num_experts_per_tok": 2}
 _INDEXER = {
@@ -78,6 +97,7 @@ OWN: Mapping[str, Mapping[str, Any]] = {
     "deepseek_v2": {"num_experts_per_tok": 2},
     "dots1": {"n_shared_experts": 1, **_GROUPED},
     "granitemoehybrid": {"mamba_n_heads": 8},
+    "gemma3": {"mm_tokens_per_image": 4},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
     "longcat_flash": {"head_dim": 8, "qk_head_dim": 16},

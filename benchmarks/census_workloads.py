@@ -7,7 +7,7 @@ from typing import Any
 
 import autopar
 from benchmarks.census_configs import FIRST_SPECIAL, LENGTH, tiny
-from benchmarks.census_types import OTHERS, OWN
+from benchmarks.census_types import IMAGE_TOKENS, OTHERS, OWN, TYPED
 
 BATCH = 8
 CAUSAL = "CausalLM"
@@ -23,6 +23,7 @@ _MAPPINGS = {
     "ImageClassification": "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES",
     "MaskedImageModeling": "MODEL_FOR_PRETRAINING_MAPPING_NAMES",
     "SemanticSegmentation": "MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING_NAMES",
+    "ImageTextToText": "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES",
     "AudioClassification": "MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING_NAMES",
 }
 
@@ -52,7 +53,7 @@ def workload_of(name: str) -> autopar.Workload:
         return _returning_loss(made(config)) if task == "Contrastive" else made(config)
 
     return autopar.Workload(
-        model=build, batch=_batch(task, config), optimizer="adamw", clip_norm=1.0
+        model=build, batch=_batch(task, config, model), optimizer="adamw", clip_norm=1.0
     )
 
 
@@ -97,7 +98,7 @@ def _first(name: str | tuple[str, ...]) -> str:
     return name if isinstance(name, str) else name[0]
 
 
-def _batch(task: str, config: Any) -> Callable[[], Mapping[str, Any]]:
+def _batch(task: str, config: Any, model: str) -> Callable[[], Mapping[str, Any]]:
     def batch() -> Mapping[str, Any]:
         import torch
 
@@ -137,6 +138,14 @@ def _batch(task: str, config: Any) -> Callable[[], Mapping[str, Any]]:
             return {"pixel_values": normal(3, size, size)}
         if task == "Contrastive":
             return {"input_ids": tokens, "pixel_values": normal(3, 32, 32)}
+        if task == "ImageTextToText":
+            count = IMAGE_TOKENS[model]
+            tokens = draw(FIRST_SPECIAL, LENGTH + count)
+            tokens[:, 2 : 2 + count] = config.image_token_id
+            types = {"token_type_ids": (tokens == config.image_token_id).long()}
+            pixels, answers = normal(3, size, size), labels(LENGTH + count)
+            given = {"input_ids": tokens, "pixel_values": pixels, "labels": answers}
+            return given | (types if model in TYPED else {})
         if task == "AudioClassification" and hasattr(config, "num_mel_bins"):
             frames = normal(config.max_length, config.num_mel_bins)
             return {"input_values": frames, "labels": draw(classes) - 3}

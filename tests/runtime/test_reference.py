@@ -247,6 +247,18 @@ def test_random_batches_are_distinct_and_valid() -> None:
     assert made["flag"] is True
 
 
+def test_numbers_that_stand_for_rows_stay_where_samples_have_them() -> None:
+    ids = torch.tensor([[9, 9, 1, 2, 3], [4, 9, 9, 5, 6], [7, 1, 9, 2, 9]])
+    workload = Workload(model=nn.Identity, batch=lambda: {"ids": ids, "labels": ids})
+    seen = [random_batch(workload, seed, {"ids": {9}}) for seed in range(20)]
+    places = {tuple(map(tuple, (made["ids"] == 9).tolist())) for made in seen}
+    rows = sorted((ids == 9).tolist())
+    assert all(sorted(map(list, of)) == rows for of in places)
+    assert len(places) > 1
+    assert len({tuple(made["ids"][:, 3].tolist()) for made in seen}) > 3
+    assert any((made["labels"] == 9).sum() != 6 for made in seen)
+
+
 def test_a_random_batch_keeps_to_what_a_model_can_take() -> None:
     """Ids of several tables side by side, and targets between 0 and 1."""
     ids = torch.tensor([[0, 500, -100], [3, 900, 7], [1, 0, 8]])
