@@ -275,13 +275,13 @@ def _spent_s(unit: Unit, state: StateSharding, cluster: Cluster) -> dict[str, fl
     if state.trainer is not None:
         return spent(state.trainer, sum(unit.trained.values()), unit.experts)
     seconds = dict.fromkeys(("gather_forward", "gather_backward", "reduce", "reduce_last"), 0.0)
-    sizes: dict[tuple[str, str, str], int] = {}  # what a unit moves of several dtypes moves at once
+    sizes: dict[tuple[str, str, str, str], int] = {}  # dtypes of one split travel together
     for kind in dict.fromkeys((*unit.trained, *unit.frozen)) if state.fsdp else ():
         held = unit.trained.get(kind, 0), kind, unit.frozen.get(kind, 0)
         for phase, moved, _ in state.traffic(*held):
-            place = phase, moved.kind, moved.axis
+            place = phase, moved.kind, moved.axis, kind.split
             sizes[place] = sizes.get(place, 0) + moved.size_bytes
-    for (phase, collective, axis), size in sizes.items():
+    for (phase, collective, axis, _), size in sizes.items():
         seconds[phase] += state_time_s(cluster, state.mesh, True, collective, axis, size)
     return seconds
 
