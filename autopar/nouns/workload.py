@@ -204,12 +204,18 @@ def _file(call: Any) -> str:
 
 
 def _meaning(file: Path) -> str:
-    import ast
-
     try:
-        return ast.dump(ast.parse(file.read_text()))
+        return _meaning_of(file.read_text())
     except (OSError, ValueError, SyntaxError):
         return ""
+
+
+@functools.lru_cache(maxsize=8)
+def _meaning_of(code: str) -> str:
+    """Kept, because a script plans and loads by the same files."""
+    import ast
+
+    return ast.dump(ast.parse(code))
 
 
 def _figure(
