@@ -22,6 +22,7 @@ def compile_quickly(
     flags beside `FLAGS`. Gives the folder that keeps modules, gone with it; None: another does."""
     flags = [environment.get("XLA_FLAGS", ""), *more, *FLAGS]
     environment["XLA_FLAGS"] = " ".join(filter(None, flags))
+    environment["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = "0"  # lines that nobody reads in a program
     if CACHE in environment:
         return None
     folder = tempfile.TemporaryDirectory(prefix="autopar-compiled-", ignore_cleanup_errors=True)
