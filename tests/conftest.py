@@ -14,13 +14,17 @@ import os
 import sys
 import zlib
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-from benchmarks.quick_xla import compile_quickly
+from benchmarks.quick_xla import CACHE, compile_quickly
 
+SMALL_S = 0.03
+"""What a program takes to compile that no other process reads from a file."""
 pytest_plugins = ("tests.cpu_seconds",)
 os.environ["AUTOPAR_MEASURE"] = "0"  # no test's plan hangs on the machine that it is made on
 settings.register_profile(
@@ -53,6 +57,21 @@ def _warm_ranks() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True, scope="session")
+def _kernels_are_compiled_by_one_worker() -> Iterator[None]:
+    from tests.kernels import by_one_process
+
+    with pytest.MonkeyPatch.context() as patch:
+        if "numba" in sys.modules:
+            from numba.core.dispatcher import Dispatcher
+
+            folder = Path(os.environ[CACHE])
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = folder / "kernels.lock"
+            patch.setattr(Dispatcher, "compile", by_one_process(Dispatcher.compile, lock))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
 def _one_mlir_context() -> Iterator[None]:
     """JAX makes one for each program, which takes as long as lowering a small one."""
     with pytest.MonkeyPatch.context() as patch:
@@ -73,4 +92,32 @@ def _compiled_programs_are_kept_as_they_are() -> Iterator[None]:
             compress = functools.partial(zlib.compress, level=0)
             plain = SimpleNamespace(compress=compress, decompress=zlib.decompress)
             patch.setattr(compilation_cache, "zlib", plain)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _small_programs_stay_in_their_process() -> Iterator[None]:
+    """To write one to a file and to read it again takes as long as to compile it."""
+    with pytest.MonkeyPatch.context() as patch:
+        if "jax" in sys.modules:
+            from jax._src import compiler
+
+            read, write = compiler._cache_read, compiler._cache_write
+            small: dict[tuple[str, Any], Any] = {}
+
+            def read_one(name: str, key: str, options: Any, backend: Any, devices: Any) -> Any:
+                if (key, backend) in small:
+                    return small[key, backend], 0
+                return read(name, key, options, backend, devices)
+
+            def write_one(
+                key: str, took_s: float, name: str, backend: Any, program: Any, callbacks: Any
+            ) -> None:
+                if took_s >= SMALL_S or callbacks:
+                    write(key, took_s, name, backend, program, callbacks)
+                else:
+                    small[key, backend] = program
+
+            patch.setattr(compiler, "_cache_read", read_one)
+            patch.setattr(compiler, "_cache_write", write_one)
         yield
