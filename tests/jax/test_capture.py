@@ -40,8 +40,8 @@ def equal(loss: Callable[..., Any], params: Any, batch: Any) -> Graph:
         if captured.draws is not None:
             data = data | captured.draws.counted(data, wide=True)
         actual, ours = jax.jit(
-            jax.value_and_grad(lambda p: run(flat_parameters(p, captured.stacks), data))
-        )(weights)
+            jax.value_and_grad(lambda p, given: run(flat_parameters(p, captured.stacks), given))
+        )(weights, data)
         assert abs(actual - wanted) <= LOSS * abs(wanted)
         right, seen = (  # no compiled op for each of their shapes
             [np.asarray(g) for g in jax.tree.leaves(tree)] for tree in (gradients, ours)
