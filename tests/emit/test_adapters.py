@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from itertools import cycle
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from autopar.frontends.shared.captured import Captured
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Spread
 from autopar.runtime.jobs.launch import verify_many
@@ -29,8 +31,13 @@ LAYOUTS: Mapping[str, Mapping[str, str]] = {
 }
 
 
+@cache
+def captured_of(wraps: str) -> Captured:
+    return capture_of(lambda: adapted.Adapted(wraps), adapted.batch)
+
+
 def made_of(wraps: str, mesh: str, seed: int = 0) -> Emitted:
-    captured = capture_of(lambda: adapted.Adapted(wraps), adapted.batch)
+    captured = captured_of(wraps)
     return emitted(captured, random_stage(captured, Mesh.parse(mesh), 1, seed))
 
 

@@ -4,7 +4,7 @@ the place of rows, a ring, and mixes of them on two axes."""
 from __future__ import annotations
 
 import re
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from autopar.emit.pytorch import emit
 from autopar.files.cluster_file import load_cluster
 from autopar.frontends.pytorch.capture import capture
+from autopar.frontends.shared.captured import Captured
 from autopar.lowering.lowered import LoweringError
 from autopar.nouns.errors import UserError
 from autopar.nouns.mesh import Mesh
@@ -85,10 +86,25 @@ MODELS = {
 }
 
 
+@cache
+def captured_as(name: str) -> Captured:
+    return capture_of(MODELS[name], batch)
+
+
+@cache
+def captured_with(window: int) -> Captured:
+    return capture_of(partial(Model, 2, window=window), batch)
+
+
+@cache
+def captured_packed(window: int | None) -> Captured:
+    return capture_of(partial(Packed, 2, window=window), packed)
+
+
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize(("mesh", "way"), [(m, w) for m, ways in WAYS.items() for w in ways])
 def test_right_and_priced_as_issued(name: str, mesh: str, way: str) -> None:
-    captured = capture_of(MODELS[name], batch)
+    captured = captured_as(name)
     graph = captured.graph
     (at,) = (op for op in graph.ops if op.kind == "attention")
     if at.attrs.get("causal"):
@@ -115,7 +131,7 @@ def test_windows(mesh: str, way: str, window: int) -> None:
     """Wide ones are in zigzag. A ring of pieces one behind the other is as long as the window
     reaches."""
     model = partial(Model, 2, window=window)
-    captured = capture_of(model, batch)
+    captured = captured_with(window)
     (at,) = (op for op in captured.graph.ops if op.kind == "attention")
     assert at.attrs["window"] == window
     wide = window == 9 or (window == 5 and mesh == "cp=2")
@@ -167,7 +183,7 @@ def packed() -> dict[str, Tensor]:
 )
 def test_documents(mesh: str, way: str, window: int | None) -> None:
     model = partial(Packed, 2, window=window)
-    captured = capture_of(model, packed)
+    captured = captured_packed(window)
     (at,) = (op for op in captured.graph.ops if op.kind == "attention")
     assert at.attrs["documents"]
     assert at.attrs.get("window") == (3 if window == 3 else None)
@@ -183,7 +199,7 @@ def test_documents(mesh: str, way: str, window: int | None) -> None:
 @pytest.mark.parametrize("name", ["causal", "grouped"])
 def test_heads_that_ranks_do_not_divide_are_named(name: str) -> None:
     workload = Workload(model=MODELS[name], batch=batch)
-    captured = capture_of(MODELS[name], batch)
+    captured = captured_as(name)
     if name == "causal":
         made = plan_captured(captured, workload, CLUSTER, "m.py", {"cp_head": "4"})
         assert made.plan.program_mesh.size("cp_head") == HEADS
@@ -234,10 +250,15 @@ class Placed(Model):
         return F.cross_entropy(self.head(x).flatten(0, 1), labels.flatten())
 
 
+@cache
+def placed() -> tuple[Workload, Captured]:
+    workload = Workload(model=Placed, batch=batch)
+    return workload, capture(workload)
+
+
 @pytest.mark.parametrize("fix", ["cp=2", "cp=4", "cp_ring=2,cp_head=2", "cp=2,tp=2"])
 def test_a_parameter_of_tokens_is_whole_where_these_are_cut(fix: str) -> None:
-    workload = Workload(model=Placed, batch=batch)
-    captured = capture(workload)
+    workload, captured = placed()
     pins = dict(pair.split("=") for pair in fix.split(","))
     planned = plan_captured(captured, workload, CLUSTER, "m.py", pins)
     text = emit(planned.lowered, planned.plan, captured)["model.py"]

@@ -99,7 +99,7 @@ def test_every_family_under_every_layout(family: str, fix: str) -> None:
 def test_half_precision(family: str) -> None:
     """Tokens that are almost as well off with another expert go there: gradients are near."""
     workload = replace(_family(family), precision="bfloat16")
-    captured = capture(workload)
+    captured = _captured(_family(family))
     planned = plan_captured(captured, workload, CLUSTER, "m.py", {"dp_replicate": "4"})
     text = emit(planned.lowered, planned.plan, captured)["model.py"]
     made = Emitted(captured, planned.plan, planned.lowered, text)

@@ -17,7 +17,7 @@ from autopar.nouns.plan import Spread
 from autopar.rules.feed_forwards import with_mlp_chunks
 from tests.emit.harness import Emitted, capture_of, check, emitted
 from tests.emit.random_stage import random_stage
-from tests.emit.test_tp_pieces import Stack, batch
+from tests.emit.test_tp_pieces import Stack, batch, captured_stack
 
 
 def cut(captured: Captured, spread: Spread, chunks: int, **how: Any) -> Emitted:
@@ -29,7 +29,7 @@ def cut(captured: Captured, spread: Spread, chunks: int, **how: Any) -> Emitted:
 def test_under_random_decisions(recompute: str) -> None:
     torch.manual_seed(0)
     own, given = Stack(), batch()
-    captured = capture_of(Stack, batch)
+    captured = captured_stack()
     joined = replace(captured, graph=with_mlp_chunks(captured.graph, 1))
     split = 0
     for mesh, microbatches in (("tp=4", 1), ("dp_shard=2 x tp=2", 2), ("tp2=2 x tp=2", 1)):
@@ -47,7 +47,7 @@ def test_under_random_decisions(recompute: str) -> None:
 
 
 def test_lines_that_a_person_reads() -> None:
-    captured = capture_of(Stack, batch)
+    captured = captured_stack()
     text = cut(captured, Spread(Mesh.parse("dp_replicate=2")), 4).text
     for line in (
         "h = feed_forward(h, (self.up,), local(self.down.weight), gate=between_products, chunks=4)",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from autopar.frontends.shared.captured import Captured
 from autopar.lowering.lowered import LoweringError
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Spread
@@ -205,9 +206,13 @@ def batch() -> dict[str, Tensor]:
     return {"tokens": tokens, "labels": labels}
 
 
+@cache
+def captured_of(body: Body, loss: Callable[[Tensor, Tensor], Tensor]) -> Captured:
+    return capture_of(lambda: Model(body, loss), batch)
+
+
 def right(body: Body, loss: Callable[[Tensor, Tensor], Tensor], mesh: Mesh, micro: int) -> None:
-    captured = capture_of(lambda: Model(body, loss), batch)
-    made = emitted(captured, Spread(mesh), micro)
+    made = emitted(captured_of(body, loss), Spread(mesh), micro)
     torch.manual_seed(0)
     check(made, Model(body, loss), batch())
 
@@ -222,7 +227,7 @@ def test_what_is_done_with_tokens(name: str, mesh: Mesh) -> None:
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 @pytest.mark.parametrize("name", LOSSES)
 def test_losses_over_tokens(name: str, mesh: Mesh) -> None:
-    body = partial(_attention, is_causal=True)
+    body = BODIES["causal"]
     if name == "labels_of_others" and len([a for a in mesh.batch_axes if mesh.size(a) > 1]) > 1:
         with pytest.raises(LoweringError, match="need other samples"):
             right(body, LOSSES[name], mesh, 1)

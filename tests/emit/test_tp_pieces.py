@@ -6,13 +6,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from autopar.frontends.shared.captured import Captured
 from autopar.lowering.lowered import LoweringError
 from autopar.lowering.pieces import Site, every_site
 from autopar.nouns.mesh import Mesh
@@ -107,12 +108,17 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], dict[str, Tensor]]
 }
 
 
+@cache
+def captured_stack() -> Captured:
+    return capture_of(Stack, batch)
+
+
 @pytest.mark.parametrize("pieces", [2, 4])
 @pytest.mark.parametrize("mesh", ["tp=2", "dp_shard=2 x tp=2", "dp_replicate=2 x tp=2", "tp=4"])
 def test_each_kind_computes_the_same(mesh: str, pieces: int) -> None:
     torch.manual_seed(0)
     own, given = Stack(), batch()
-    captured = capture_of(Stack, batch)
+    captured = captured_stack()
     kinds: list[set[str]] = []
     for sequences in (True, False):
         spread = stack_spread(mesh, sequences)
@@ -128,7 +134,7 @@ def test_each_kind_computes_the_same(mesh: str, pieces: int) -> None:
 def test_recomputed_layers_compute_the_same(recompute: str) -> None:
     torch.manual_seed(0)
     own, given = Stack(), batch()
-    captured = capture_of(Stack, batch)
+    captured = captured_stack()
     for sequences in (True, False):
         spread = stack_spread("tp=2", sequences)
         cut, _ = in_pieces(emitted(captured, spread), spread, 2)
@@ -159,7 +165,7 @@ def test_under_random_decisions(name: str) -> None:
 
 
 def test_lines_that_a_person_reads() -> None:
-    captured = capture_of(Stack, batch)
+    captured = captured_stack()
     every = {NORM: 4, OUT: 2, "Layer::norm1/layer_norm": 2}
     text = emitted(captured, replace(SPREAD, pieces=every)).text
     for line in (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,6 @@ DEVICES = sorted(catalogue())
 LINK_BYTES_PER_S = 50e9
 ARCHS = [load_arch(path) for path in sorted(Path("examples/archs").glob("*.yaml"))]
 SEEDED: dict[str, Any] = {"deadline": None, "derandomize": True, "database": None}
-CAPTURED: dict[str, Captured] = {}
 
 
 def node(device: str, count: int = 4) -> Cluster:
@@ -53,10 +53,14 @@ def measured_as(cluster: Cluster, **changes: Any) -> Cluster:
     return replace(cluster, groups=(replace(cluster.groups[0], device=device),))
 
 
+@cache
+def captured_of(number: int) -> Captured:
+    return capture(MIXES[number].workload())
+
+
 def planned(number: int, cluster: Cluster, **fix: str) -> PlanResult:
-    mix = MIXES[number]
-    captured = CAPTURED.setdefault(mix.name, capture(mix.workload()))
-    return plan_captured(captured, mix.workload(), cluster, "m.py:M", fix)
+    workload = MIXES[number].workload()
+    return plan_captured(captured_of(number), workload, cluster, "m.py:M", fix)
 
 
 def check_plan(result: PlanResult, cluster: Cluster) -> None:

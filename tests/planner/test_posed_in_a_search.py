@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,11 @@ import torch
 
 from autopar.files.cluster_file import load_cluster
 from autopar.frontends.dispatch import capture
+from autopar.frontends.shared.captured import Captured
 from autopar.nouns.axes import CONTEXT, EXPERT, MICROBATCH, SHARD, TENSOR
 from autopar.nouns.graph import Graph, Op
 from autopar.nouns.mesh import Mesh
+from autopar.nouns.workload import Workload
 from autopar.planner.ask.question import Question
 from autopar.planner.planning import plan_captured
 from autopar.planner.problem.bindings import Bindings
@@ -31,6 +34,12 @@ from tests.plans import gpus
 CLUSTERS = Path(__file__).parents[2] / "examples" / "clusters"
 AXES = ((SHARD, EXPERT, TENSOR), (SHARD, CONTEXT, TENSOR))
 ARRAYS = ("strategy_start", "cost", "usage", "interval", "edge", "edge_start", "edge_cost")
+
+
+@cache
+def of_family(family: str) -> tuple[Workload, Captured]:
+    workload = FAMILIES[family]()
+    return workload, capture(workload)
 
 
 @pytest.mark.parametrize("family", ["mixtral", "deepseek_v3", "gpt_oss", "llama", "t5"])
@@ -50,10 +59,10 @@ def test_a_problem_does_not_hang_on_those_before(
         return shared
 
     monkeypatch.setattr(solved, "_posed", posed)
-    workload = FAMILIES[family]()
+    workload, captured = of_family(family)
     # Four ranks of experts have as many meshes as eight of other models.
     devices = gpus("H100") if family in EXPERTS else load_cluster(CLUSTERS / "h100_8.yaml")
-    plan_captured(capture(workload), workload, devices, family)
+    plan_captured(captured, workload, devices, family)
     assert len(meshes) > 3
 
 
@@ -109,6 +118,6 @@ def test_work_that_is_looked_up_is_that_of_the_op(
         return known
 
     monkeypatch.setattr(Prices, "compute", compute)
-    workload = FAMILIES[family]()
-    plan_captured(capture(workload), workload, gpus("H100"), family)
+    workload, captured = of_family(family)
+    plan_captured(captured, workload, gpus("H100"), family)
     assert repeats > 1000
