@@ -29,6 +29,7 @@ from autopar.nouns.prefetch import USUAL
 from autopar.nouns.recompute import Recompute
 from autopar.nouns.reduction import ranks_inside
 from autopar.nouns.scatters import in_turn
+from autopar.nouns.zero import ZERO
 from autopar.pipeline.actions import Schedule
 from autopar.pipeline.schedules.of_plan import schedule_of
 from autopar.rules.narrow_gathers import names_of_narrow
@@ -70,7 +71,7 @@ def priced_collectives(
     inside = ranks_inside(plan.all_reduce)
     _add_activations(counts, lowered, stage.recompute, plan.passes, plan.framework)
     state = state_collectives(
-        stored_parameters(lowered, stored_dtypes, plan.prefetch, _narrow(lowered, plan)),
+        stored_parameters(lowered, stored_dtypes, tells_units(plan), _narrow(lowered, plan)),
         plan.mesh(stage),
         stage.zero,
         plan.passes,
@@ -157,7 +158,7 @@ def pipeline_collectives(
     passes = {s: run[i] for i, route in enumerate(schedule.routes) for s in route}
     narrow = _narrow(lowered, plan)
     stored = [
-        list(stored_parameters(part.lowered, stored_dtypes, plan.prefetch, narrow))
+        list(stored_parameters(part.lowered, stored_dtypes, tells_units(plan), narrow))
         for part in parts
     ]
     if plan.framework == "jax":
@@ -284,19 +285,28 @@ def _narrow(lowered: Lowered, plan: Plan) -> frozenset[str]:
 def stored_parameters(
     lowered: Lowered,
     dtypes: Mapping[str, str],
-    prefetch: int | None = None,
+    told: bool = False,
     narrow: Set[str] = frozenset(),
 ) -> Iterator[Stored]:
-    """Each parameter of the unfolded model once, with its unit. ``prefetch``: of the plan;
+    """Each parameter of the unfolded model once, with its unit. ``told``: see `tells_units`;
     ``narrow``: full names of what is gathered in 8 bits."""
     yield from _stored(lowered, dtypes, "", "", narrow)
-    again = gathered_again(lowered, prefetch in (None, USUAL))
+    again = gathered_again(lowered, by_itself=not told)
     for name, body in lowered.blocks.items():
         block = lowered.graph.blocks[name]
         for instance in dict.fromkeys(block.instances):
             unit = instance if instance in block.units else ""
             for one in _stored(body, dtypes, f"{instance}.", unit, narrow):
                 yield one if not unit or unit in again else replace(one, again=False)
+
+
+def tells_units(plan: Plan) -> bool:
+    """Whether the plan's program tells FSDP2 what to gather for backward, and does not leave that
+    to it: at another depth than the usual one, and in pipelines, whose microbatches take turns."""
+    if plan.prefetch not in (None, USUAL):
+        return True
+    staged = len(plan.stages) > 1 and plan.framework == "torch"
+    return staged and any(ZERO[stage.zero].parameters for stage in plan.stages)
 
 
 def gathered_again(lowered: Lowered, by_itself: bool) -> set[str]:

@@ -12,7 +12,7 @@ axis here: local shapes are those of one microbatch on one rank.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from autopar.lowering.lowered import (
@@ -84,7 +84,9 @@ def lower(
     for name, steps in moved:
         if name in apart:
             _check_in_place(scope.tensors[name], steps, block)
-    zigzag = None if cut.zigzag is None else _own_names(cut.zigzag, graph, block)
+    zigzag = None
+    if cut.zigzag is not None:
+        zigzag = {**_rows_of_attention(ops), **_own_names(cut.zigzag, graph, block)}
     chosen = spread.pieces, spread.expert_pieces, spread.beside
     whole = Lowered(graph, mesh, block, scope.tensors, ops, outputs, blocks, apart, *chosen, zigzag)
     if cut.slices > 1:
@@ -212,6 +214,22 @@ class _Scope:
 
 def _own_names(at: Mapping[str, int], graph: Graph, block: str | None) -> Mapping[str, int]:
     return {n: at[where] for n in graph.tensors if (where := key(block, n)) in at}
+
+
+def _rows_of_attention(ops: Iterable[LoweredOp]) -> dict[str, int]:
+    """Of what attention is given and gives the dim of its rows, -1 where there is none: axes of
+    sequences split heads too, which lie one behind the other whatever rows do."""
+    rows: dict[str, int] = {}
+    for op in ops:
+        if op.op.kind != "attention" or op.bound is None:
+            continue
+        terms = zip(
+            (*op.op.inputs, *op.op.outputs), (*op.bound.operands, *op.bound.results), strict=True
+        )
+        for name, term in terms:
+            of_rows = [dim for dim, factors in enumerate(term) if {"s", "t"} & {*factors}]
+            rows[name] = next(iter(of_rows), -1)
+    return rows
 
 
 def _check_in_place(value: LoweredTensor, steps: tuple[Step, ...], block: str | None) -> None:

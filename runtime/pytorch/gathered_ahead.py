@@ -1,4 +1,9 @@
-"""How many units ahead FSDP2 gathers parameters (`autopar.nouns.prefetch`)."""
+"""How many units ahead FSDP2 gathers parameters (`autopar.nouns.prefetch`).
+
+By itself FSDP2 gathers for backward what ran before in the order of forwards since the last
+backward. In a pipeline these are of several microbatches, so that a first unit would be followed by
+the last one of the microbatch before: there units are told what to gather.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +30,14 @@ def gather_ahead(
     root.set_modules_to_forward_prefetch(units[:ahead])
     for place, unit in enumerate(units):
         unit.set_modules_to_forward_prefetch(units[place + 1 : place + 1 + ahead])
+    gather_back(groups, ahead, forward_only)
+
+
+def gather_back(
+    groups: Sequence[FSDPModule], ahead: int, forward_only: Collection[FSDPModule] = ()
+) -> None:
+    """For backward alone, what `gather_ahead` is given."""
+    *units, root = groups
     passed = [unit for unit in units if unit not in forward_only]
     root.set_modules_to_backward_prefetch(passed[-1:] or [root])
     for place, unit in enumerate(passed):

@@ -11,8 +11,9 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from autopar.lowering.state import magnitude_axes
+from autopar.nouns.axes import PIPELINE
 from autopar.nouns.prefetch import USUAL
-from autopar.runtime.pytorch.gathered_ahead import gather_ahead
+from autopar.runtime.pytorch.gathered_ahead import gather_ahead, gather_back
 from autopar.runtime.pytorch.held import Held
 from autopar.runtime.pytorch.materialise import materialise
 from autopar.runtime.pytorch.narrow_gathers import NarrowGathers
@@ -52,11 +53,13 @@ class Sharded(Storage):
         for group in self.groups:
             group.set_gradient_divide_factor(1.0)
             group.set_force_sum_reduction_for_comms(True)
-        if settings.split.parameters and settings.prefetch != USUAL:
+        staged = ranks.size(PIPELINE) > 1
+        if settings.split.parameters and (staged or settings.prefetch != USUAL):
             called = (*unit_modules(self.model, settings.units, in_order=True), self.model)
             ordered = [module for module in called if isinstance(module, FSDPModule)]
             alone = unit_modules(self.model, settings.forward_only)
-            gather_ahead(ordered, settings.prefetch, [m for m in ordered if m in alone])
+            ahead = gather_back if settings.prefetch == USUAL else gather_ahead
+            ahead(ordered, settings.prefetch, [m for m in ordered if m in alone])
 
     def _narrow_gathers(self) -> None:
         """Of weights in 8 bits; in float64 `autopar verify` has them as all others."""

@@ -264,3 +264,40 @@ def test_a_parameter_of_tokens_is_whole_where_these_are_cut(fix: str) -> None:
     text = emit(planned.lowered, planned.plan, captured)["model.py"]
     torch.manual_seed(0)
     check(Emitted(captured, planned.plan, planned.lowered, text), Placed(), batch())
+
+
+class Crossed(Model):
+    """Behind its own causal attention one to what another part of the batch has."""
+
+    def forward(self, tokens: Tensor, labels: Tensor, source: Tensor) -> Tensor:  # type: ignore[override]
+        def heads(x: Tensor) -> Tensor:
+            return x.view(x.shape[0], -1, HEADS, WIDTH // HEADS).transpose(1, 2)
+
+        x, seen = self.words(tokens), self.words(source)
+        q, k, v = (heads(p(x)) for p in (self.q, self.k, self.v))
+        x = x + F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+        q, k, v = heads(self.q(x)), heads(self.k(seen)), heads(self.v(seen))
+        mixed = F.scaled_dot_product_attention(q, k, v, **self.options)
+        x = x + self.o(mixed.transpose(1, 2).flatten(2))
+        return F.cross_entropy(self.head(x).flatten(0, 1), labels.flatten())
+
+
+def crossed() -> dict[str, Tensor]:
+    source = torch.randint(WORDS, (BATCH, 8), generator=torch.Generator().manual_seed(1))
+    return {**batch(), "source": source}
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("mesh", ["cp_head=4", "cp=2 x cp_head=2"])
+def test_heads_of_what_all_ranks_have_lie_in_order(mesh: str, masked: bool) -> None:
+    """Rows lie in zigzag, for the sake of the causal one."""
+    hidden = torch.linspace(-2, 1, HEADS * 8).view(HEADS, 1, 8) if masked else None
+    model = partial(Crossed, HEADS, attn_mask=hidden)
+    captured = capture_of(model, crossed)
+    own, other = (op for op in captured.graph.ops if op.kind == "attention")
+    ring = "cp:zigzag_ring " if "cp=2" in mesh else ""
+    ways = {key(None, own.name): f"{ring}cp_head:g", key(None, other.name): "cp_head:g"}
+    made = emitted(captured, Spread(Mesh.parse(mesh), ways))
+    assert "zigzag" in made.text
+    torch.manual_seed(0)
+    check(made, model(), crossed())

@@ -36,6 +36,7 @@ from autopar.emit.pytorch.views import shorter_views
 from autopar.emit.pytorch.widths import with_arguments
 from autopar.emit.sizes import NONE, Sizes
 from autopar.emit.text import Lines
+from autopar.lowering.collectives import tells_units
 from autopar.lowering.counts import counted
 from autopar.lowering.lowered import BATCH_AXES, Lowered
 from autopar.lowering.precision import HALF
@@ -261,9 +262,10 @@ def _settings(lowered: Lowered, plan: Plan, captured: CapturedModel | None) -> l
             f"{literal(n)}: {literal(p.ranks)}" for n, p in sorted(plan.expert_placement.items())
         )
         given.append(f"placed={{{', '.join(placed)}}}")
-    units = units_of(lowered, in_order=plan.prefetch is not None)
+    in_order = tells_units(plan)
+    units = units_of(lowered, in_order)
     given.append(f"units={literal(units)}")
-    if plan.prefetch is not None and (ahead := forward_only(lowered)):
+    if in_order and (ahead := forward_only(lowered)):
         given.append(f"forward_only={literal(ahead)}")
     if captured is not None:
         whole = tuple(e.name for e in captured.batch if e.batch_dim is None)
