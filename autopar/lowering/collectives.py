@@ -285,13 +285,13 @@ def _narrow(lowered: Lowered, plan: Plan) -> frozenset[str]:
 def stored_parameters(
     lowered: Lowered,
     dtypes: Mapping[str, str],
-    told: bool = False,
+    tells: bool = False,
     narrow: Set[str] = frozenset(),
 ) -> Iterator[Stored]:
-    """Each parameter of the unfolded model once, with its unit. ``told``: see `tells_units`;
+    """Each parameter of the unfolded model once, with its unit. ``tells``: see `tells_units`;
     ``narrow``: full names of what is gathered in 8 bits."""
     yield from _stored(lowered, dtypes, "", "", narrow)
-    again = gathered_again(lowered, by_itself=not told)
+    again = gathered_again(lowered, by_itself=not tells)
     for name, body in lowered.blocks.items():
         block = lowered.graph.blocks[name]
         for instance in dict.fromkeys(block.instances):
