@@ -48,7 +48,8 @@ Fix = Annotated[
         "which takes one itself; kernels: "
         "triton or torch, for what else has kernels. prefetch: 0, 1 or 2 units ahead that FSDP2 "
         "gathers parameters. precision: fp8-tensor, fp8-row, fp8-block or mxfp8, by which linear "
-        "layers run in 8 bits where they gain, on PyTorch. "
+        "layers run in 8 bits where they gain, on PyTorch; gather: fp8 or compute, in what weights "
+        "of layers by fp8-tensor travel. "
         "sequence_parallel and recompute=selective, which no backend emits yet, are priced for "
         "transformers, and no program is written.",
     ),

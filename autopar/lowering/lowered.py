@@ -91,7 +91,7 @@ class Lowered:
     (`autopar.lowering.shared_experts`)."""
     zigzag: Mapping[str, int] | None = None
     """Where pieces along sequences lie in zigzag (`autopar.rules.cut`): of tensors the dim that
-    does; of those that are not there, any that an axis of sequences splits."""
+    does, -1: none; of those that are not there, any that an axis of sequences splits."""
 
     @property
     def passes(self) -> int:

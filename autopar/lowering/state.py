@@ -53,10 +53,10 @@ from dataclasses import dataclass
 from autopar.nouns.axes import BATCH, PIPELINE, SHARING
 from autopar.nouns.graph import DTYPE_BYTES
 from autopar.nouns.mesh import Mesh, sharers
-from autopar.nouns.recipes import GATHERED
+from autopar.nouns.recipes import GATHERED, MOVED_BYTES
 from autopar.nouns.sharding import Sharding
 from autopar.nouns.zero import Zero, over
-from autopar.rules.narrow_gathers import TOP_BYTES
+from autopar.rules.narrow import LARGEST_BYTES
 from autopar.rules.resharding import Collective
 
 LOSS_BYTES = NORM_BYTES = OVERFLOW_BYTES = 4
@@ -294,7 +294,7 @@ def _sharded(
             units.setdefault((p.unit, cuts.sharing(p)), []).append(p)
     for (unit, sharing), members in units.items():
         gathered = sum(
-            cuts.elements(p) * DTYPE_BYTES[cuts.gathered_dtype(p, precision)] for p in members
+            cuts.elements(p) * MOVED_BYTES[cuts.gathered_dtype(p, precision)] for p in members
         )
         graded = (p for p in members if p.trainable and (p.graded or cuts.framework != "torch"))
         reduced = sum(cuts.elements(p) * DTYPE_BYTES[reduce_dtype or p.dtype] for p in graded)
@@ -307,7 +307,7 @@ def _sharded(
         once = not members[0].again and cuts.framework == "torch"
         if not unit and root_again:
             again = sum(
-                cuts.elements(p) * DTYPE_BYTES[cuts.gathered_dtype(p, precision)]
+                cuts.elements(p) * MOVED_BYTES[cuts.gathered_dtype(p, precision)]
                 for p in together(members, cuts.mesh)
             )
             sizes["backward"] = ("backward", again)
@@ -330,7 +330,7 @@ def _magnitudes(stored: list[Stored], cuts: _Cuts) -> Iterator[StateCollective]:
             axes = magnitude_axes(p.sharding, cuts.mesh)
             counts[axes] = counts.get(axes, 0) + 1
     for axes, count in counts.items():
-        yield from _all_reduce("largest magnitudes", axes, TOP_BYTES * count)
+        yield from _all_reduce("largest magnitudes", axes, LARGEST_BYTES * count)
 
 
 def magnitude_axes(stored: Sharding, mesh: Mesh) -> tuple[str, ...]:

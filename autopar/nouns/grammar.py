@@ -19,6 +19,7 @@
            | "prefetch=" 0, 1 or 2                   see `autopar.nouns.prefetch`
            | ("attention=" | "kernels=") a kernel    see `autopar.rules.implementations.kernels`
            | "precision=" a recipe                   see `autopar.nouns.recipes`
+           | "gather=" fp8 or compute                see `autopar.rules.narrow_gathers`
            | ("sequence_parallel" | "uneven") "=" on or off
 
 What may be pinned for whom is a `Grammar`; it reads `autopar.nouns.layout.Pins`, and their text.

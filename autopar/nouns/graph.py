@@ -26,7 +26,6 @@ DTYPE_BYTES: Mapping[str, int] = MappingProxyType(
         "bool": 1,
         "uint8": 1,
         "int8": 1,
-        "float8_e4m3fn": 1,  # of what travels: no tensor of a graph is stored so
         "int16": 2,
         "uint16": 2,
         "float16": 2,

@@ -183,7 +183,7 @@ KINDS: Mapping[str, str] = MappingProxyType(
         "scatter_sum": "src, index of its shape; dim, shape: src is added to zeros of the shape at "
         "the places along dim that index names; all other dims are those of src",
         "place_rows": "x [*m, *r], mask [*m], rows [n, *r]: rows in their order at the places "
-        "of x where the mask is true; n is how many there are, or more",
+        "of x where the mask is true; more? (n may be more than there are)",
         "one_hot": "ids; classes",
         # routed layers: a token goes through k of e experts, their results are weighted and added
         "experts": "x [n, d], index [n, k] (of experts), weights [n, k], up [e, g, d], "

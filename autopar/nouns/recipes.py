@@ -39,6 +39,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
+from autopar.nouns.graph import DTYPE_BYTES
+
 Product = Literal["output", "input", "weight"]
 PRODUCTS: tuple[Product, ...] = ("output", "input", "weight")
 SUMMED: Mapping[Product, str] = MappingProxyType({"output": "k", "input": "n", "weight": "rows"})
@@ -50,6 +52,8 @@ Covers = Literal["tensor", "row", "block"]
 GATHERED = "float8_e4m3fn"
 """The dtype of weights on their way to ranks, where they are gathered in 8 bits
 (`autopar.rules.narrow_gathers`)."""
+MOVED_BYTES: Mapping[str, int] = MappingProxyType({**DTYPE_BYTES, GATHERED: 1})
+"""Of an element on its way: no tensor of a graph is in 8 bits."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from typing import NamedTuple
 
 from autopar.nouns.graph import DTYPE_BYTES
 from autopar.nouns.mesh import sharers
+from autopar.nouns.recipes import MOVED_BYTES
 from autopar.pricing.state import StateSharding
 from autopar.pricing.summary import Summary
 from autopar.pricing.units.unit import Kind, Unit
@@ -106,7 +107,7 @@ def _bytes(numel: Mapping[Kind, int], state: StateSharding) -> _Whole:
     for kind, n in numel.items():
         ways = sharers(state.mesh, kind.split) if kind.split else state.shard
         if ways > 1:
-            gathered += n * DTYPE_BYTES[state.moved_dtype(kind)]
-            made += n * DTYPE_BYTES[state.moved_dtype(kind._replace(narrow=False))]
+            gathered += n * MOVED_BYTES[state.moved_dtype(kind)]
+            made += n * MOVED_BYTES[state.moved_dtype(kind._replace(narrow=False))]
             reduced += n * DTYPE_BYTES[state.reduced_dtype(kind.dtype)]
     return _Whole(gathered, made, reduced)

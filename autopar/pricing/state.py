@@ -15,7 +15,7 @@ from autopar.nouns.graph import DTYPE_BYTES
 from autopar.nouns.mesh import Mesh, sharers
 from autopar.nouns.optimizer import state_per_parameter
 from autopar.nouns.prefetch import USUAL
-from autopar.nouns.recipes import GATHERED
+from autopar.nouns.recipes import GATHERED, MOVED_BYTES
 from autopar.nouns.reduction import LIBRARY
 from autopar.nouns.zero import Zero, over
 from autopar.pricing.software.trainer import Trainer
@@ -125,7 +125,7 @@ class StateSharding:
         runs in the last microbatch only. All may hide behind compute.
         """
         gathered = numel + frozen * self.stores_pieces
-        size = gathered * DTYPE_BYTES[self.moved_dtype(kind)]
+        size = gathered * MOVED_BYTES[self.moved_dtype(kind)]
         gradient = numel * DTYPE_BYTES[kind.dtype]
         split, sharing = self.split, self.mesh.sharing(kind.split)
         if not split.optimizer or not sharing:

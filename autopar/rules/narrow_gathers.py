@@ -1,10 +1,10 @@
 """Weights that are gathered in 8 bits where ranks share their state.
 
 A weight whose one reader makes 8 bits of it, one scale for all of it, may be made narrow before it
-is gathered: each rank rounds its piece, and a byte an element travels. The numbers are those of a
-weight that is gathered first, for its scale is that of the whole weight, joined over the ranks that
-have pieces of it once a step, and rounding is element by element (torchao's
-``enable_fsdp_float8_all_gather``, which takes recipes by tensor too).
+is gathered (of a block that is called again, each call): each rank rounds its piece, and a byte an
+element travels. The numbers are those of a weight that is gathered first, for its scale is that of
+the whole weight, joined over the ranks that have pieces of it once a step, and rounding is element
+by element (torchao's ``enable_fsdp_float8_all_gather``, which takes recipes by tensor too).
 
 Scales of rows and blocks lie along dims of the whole weight, once along each, which pieces of rows
 do not have.
@@ -15,9 +15,6 @@ from __future__ import annotations
 from autopar.nouns.graph import Graph, Op
 from autopar.nouns.recipes import RECIPES, Narrow
 from autopar.rules.narrow import RECIPE
-
-TOP_BYTES = 4
-"""Of a weight's largest magnitude, which is float32."""
 
 
 def gathers_narrow(recipe: str | None) -> bool:

@@ -34,11 +34,13 @@ _DTYPE: torch.dtype = getattr(torch, GATHERED)
 
 @dataclass(slots=True)
 class _Weight:
-    """This rank's piece, the axes whose ranks have the others, and the magnitude of the whole."""
+    """This rank's piece, the axes whose ranks have the others, rows of the whole, the dtype that
+    products have it in, and the magnitude of the whole."""
 
     piece: Tensor
     axes: tuple[str, ...]
     rows: int
+    to: torch.dtype
     top: Tensor
 
 
@@ -46,19 +48,23 @@ class NarrowGathers:
     """Of the weights of one model."""
 
     def __init__(
-        self, weights: Mapping[str, tuple[DTensor, tuple[str, ...]]], ranks: Ranks, to: torch.dtype
+        self,
+        weights: Mapping[str, tuple[DTensor, tuple[str, ...]]],
+        ranks: Ranks,
+        precision: torch.dtype,
     ) -> None:
         """weights: as FSDP2 has them, by name, with the axes whose ranks have pieces of each;
-        ``to``: the dtype of compute."""
+        ``precision``: what takes the place of float32."""
         self._ranks = ranks
-        self._to = to
+        self._precision = precision
         self._stale = True
         self._weights = [self._of(*weight) for weight in weights.values()]
 
     def _of(self, parameter: DTensor, axes: tuple[str, ...]) -> _Weight:
         piece = parameter.to_local().detach()
         top = torch.zeros((1, 1), device=piece.device)
-        weight = _Weight(piece, axes, parameter.shape[0], top)
+        to = self._precision if parameter.dtype is torch.float32 else parameter.dtype
+        weight = _Weight(piece, axes, parameter.shape[0], to, top)
         padded = -(-weight.rows // parameter.device_mesh.shape[-1])
 
         def before(mesh: Any, size: Any, stride: Any, module: Any, policy: Any) -> Any:
@@ -69,7 +75,7 @@ class NarrowGathers:
                 out.top = top
                 return None
             values = gathered[0][: weight.rows]
-            return NarrowWeight(values, top, self._to), ()
+            return NarrowWeight(values, top, to), ()
 
         fsdp_gathers_by(parameter, before, after)
         return weight
@@ -85,7 +91,7 @@ class NarrowGathers:
             return
         self._stale = False
         for axes, weights in self._together():
-            tops = torch.stack([_largest(weight.piece, self._to) for weight in weights])
+            tops = torch.stack([_largest(weight.piece, weight.to) for weight in weights])
             dist.all_reduce(tops, op=dist.ReduceOp.MAX, group=self._ranks.group(*axes))
             for weight, top in zip(weights, tops, strict=True):
                 weight.top = top.reshape(1, 1)
@@ -98,7 +104,7 @@ class NarrowGathers:
 
     def _narrow(self, weight: _Weight, rows: int) -> Tensor:
         """The piece in 8 bits, with zeros behind it where others have a row more."""
-        values = weight.piece.to(self._to)
+        values = weight.piece.to(weight.to)
         made = cast_by(_RECIPE, values, scales(weight.top, _DTYPE, _RECIPE), _TILE, _DTYPE)
         compared_with(lambda: self._right(weight, values), lambda: _wide(made, weight.top))
         if made.shape[0] == rows:
@@ -115,6 +121,9 @@ class NarrowGathers:
                 dist.all_reduce(top, op=dist.ReduceOp.MAX, group=self._ranks.group(*weight.axes))
             return top
 
+        if not values.numel():  # the others wait for this rank's maximum
+            joined(torch.zeros((), device=values.device))
+            return values.float()
         return fake_scaled(values.float(), GATHERED, _RECIPE, True, joined)
 
 

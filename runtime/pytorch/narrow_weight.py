@@ -50,6 +50,8 @@ class NarrowWeight(Tensor):
             as_it_is = func in _SHAPED and tuple(args[1]) == weight.shape
             if func in _SAME or as_it_is:
                 return NarrowWeight(weight.rounded, weight.top, weight.dtype)
+            if func is _aten.zeros_like.default:  # a gradient that nothing gave
+                return torch.zeros(weight.shape, dtype=weight.dtype, device=weight.device)
             if func is _aten.t.default:
                 return NarrowWeight(weight.rounded.t(), weight.top, weight.dtype)
         raise ProgramError(

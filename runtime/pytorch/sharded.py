@@ -49,7 +49,7 @@ class Sharded(Storage):
                 ignored_params=ignored,
             )
         self.groups: list[FSDPModule] = [m for m in groups if isinstance(m, FSDPModule)]
-        self._narrow_gathers()
+        self._gather_narrow()
         for group in self.groups:
             group.set_gradient_divide_factor(1.0)
             group.set_force_sum_reduction_for_comms(True)
@@ -61,17 +61,24 @@ class Sharded(Storage):
             ahead = gather_back if settings.prefetch == USUAL else gather_ahead
             ahead(ordered, settings.prefetch, [m for m in ordered if m in alone])
 
-    def _narrow_gathers(self) -> None:
-        """Of weights in 8 bits; in float64 `autopar verify` has them as all others."""
-        compute = getattr(torch, self.settings.precision)
+    def _gather_narrow(self) -> None:
+        """Weights in 8 bits; in float64 `autopar verify` has them as all others. Raises
+        `ProgramError` for a pattern that nothing matches (stages have parts of a model)."""
+        named, patterns = dict(self.model.named_parameters()), self.settings.narrow
+        missing = [p for p in patterns if not any(is_like(name, p) for name in named)]
+        if missing and self.ranks.size(PIPELINE) == 1:
+            raise ProgramError(
+                f"SETTINGS.narrow names {missing}, and the model has no such parameter"
+            )
         weights = {
             name: (parameter, magnitude_axes(self.declared[name].sharding, self.ranks.mesh))
-            for name, parameter in self.model.named_parameters()
+            for name, parameter in named.items()
             if isinstance(parameter, DTensor)
             and parameter.dtype is not torch.float64
-            and any(is_like(name, pattern) for pattern in self.settings.narrow)
+            and any(is_like(name, pattern) for pattern in patterns)
         }
-        self._narrow = NarrowGathers(weights, self.ranks, compute) if weights else None
+        precision = getattr(torch, self.settings.precision)
+        self._narrow = NarrowGathers(weights, self.ranks, precision) if weights else None
         if self._narrow is not None:
             join = self._narrow.join
             self.model.register_forward_pre_hook(lambda module, given: join(), prepend=True)

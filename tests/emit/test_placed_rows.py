@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from autopar.frontends.shared.captured import Captured
 from autopar.nouns.mesh import Mesh
+from autopar.nouns.plan import Spread
 from tests.emit.harness import capture_of, check, emitted
 from tests.emit.random_stage import random_stage
 
@@ -91,12 +92,16 @@ def test_numbers(name: str) -> None:
             check(emitted(captured, stage), model, batch())
 
 
-def test_rows_are_counted_where_samples_are_apart() -> None:
-    captured = made("expanded")
-    alone, split = (
-        emitted(captured, random_stage(captured, Mesh.parse(mesh), 1, 0)).text
-        for mesh in ("", "dp_shard=2")
-    )
-    assert "place_rows(" in alone
-    assert "counted" not in alone
-    assert "counted=True)" in split
+def test_rows_may_be_more_where_no_samples_are_apart() -> None:
+    """Torch takes the first of them; of samples, and of what is assigned, they are as many."""
+    texts = {name: emitted(made(name), Spread(Mesh((), ()))).text for name in SPELLINGS}
+    assert all("place_rows(" in text for text in texts.values())
+    assert not any("more=True" in text for text in texts.values())
+    flat = capture_of(partial(Model, _flat), batch)
+    assert "more=True)" in emitted(flat, Spread(Mesh((), ()))).text
+
+
+def _flat(x: Tensor, mask: Tensor, y: Tensor) -> Tensor:
+    """Tokens of all samples in one row."""
+    rows = x.flatten(0, 1).masked_scatter(mask.flatten().unsqueeze(-1), y)
+    return rows.view_as(x)

@@ -14,7 +14,8 @@ from autopar.nouns.plan import to_json
 from autopar.nouns.recipes import GATHERED
 from autopar.planner import plan
 from autopar.planner.planning import PlanResult
-from autopar.rules.narrow_gathers import TOP_BYTES, names_of_narrow
+from autopar.rules.narrow import LARGEST_BYTES
+from autopar.rules.narrow_gathers import names_of_narrow
 from autopar.runtime.shared.edits import files_of
 from tests.planner.test_recipes import CLUSTERS, MODEL
 
@@ -72,7 +73,7 @@ def test_a_byte_an_element_travels(narrow: PlanResult, wide: PlanResult) -> None
 def test_largest_magnitudes_are_joined_once_a_step(narrow: PlanResult, wide: PlanResult) -> None:
     (joined,) = moved(narrow, "all_reduce", "largest magnitudes")
     assert (joined.axis, joined.count) == ("dp_shard", 1)
-    assert joined.size_bytes == 2 * LAYERS * TOP_BYTES
+    assert joined.size_bytes == 2 * LAYERS * LARGEST_BYTES
     assert moved(wide, "all_reduce", "largest magnitudes") == []
 
 

@@ -8,8 +8,9 @@ from torch import nn
 
 import autopar
 from autopar.frontends.pytorch import capture
-from autopar.nouns.graph import Graph
+from autopar.nouns.graph import DTYPE_BYTES, Graph
 from autopar.nouns.plan import key
+from autopar.nouns.recipes import GATHERED, MOVED_BYTES
 from autopar.rules.narrow import with_recipes
 from autopar.rules.narrow_gathers import gathers_narrow, names_of_narrow, narrow_weights
 from autopar.rules.narrow_layers import narrow_layers
@@ -60,8 +61,8 @@ def of_layers(*names: str) -> frozenset[str]:
 
 
 def test_those_that_one_layer_reads_by_one_scale() -> None:
-    found_by_tensor = names_of_narrow(by("fp8-tensor"))
-    assert found_by_tensor == {"before.weight", *of_layers("up", "down")}
+    by_tensor = names_of_narrow(by("fp8-tensor"))
+    assert by_tensor == {"before.weight", *of_layers("up", "down")}
     for recipe in ("fp8-row", "fp8-block", "mxfp8"):
         assert not gathers_narrow(recipe)
         assert names_of_narrow(by(recipe)) == frozenset()
@@ -81,3 +82,9 @@ def test_of_a_part_they_have_its_own_names() -> None:
     assert narrow_weights(graph) == frozenset()
     (block,) = graph.blocks.values()
     assert narrow_weights(block.body) == {"up.weight"}
+
+
+def test_no_tensor_of_a_graph_is_so() -> None:
+    """A model that casts to 8 bits itself is refused as before: a cast is no rounding to rules."""
+    assert GATHERED not in DTYPE_BYTES
+    assert MOVED_BYTES[GATHERED] == 1

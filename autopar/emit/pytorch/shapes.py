@@ -208,12 +208,12 @@ def _scatter_sum(site: Site) -> Expr:
 
 
 def _place_rows(site: Site) -> Expr:
-    """Rows are counted where samples are told apart."""
-    bound, sizes = site.at.bound, site.mesh.size
+    """Rows are as many as places, but for such as torch takes the first of, where no samples are
+    apart: in an evaluation these are others than were planned."""
+    bound = site.at.bound
     assert bound is not None
-    choices = (choice for axis, choice in site.at.strategy.choices if sizes(axis) > 1)
-    counted = any(SAMPLES in bound.splits(choice) for choice in choices)
-    given = [a.text for a in site.args] + ["counted=True"] * counted
+    more = site.attrs.get("more") and SAMPLES not in bound.factors
+    given = [a.text for a in site.args] + ["more=True"] * bool(more)
     return Expr(call("place_rows", given), weight=LIGHT)
 
 

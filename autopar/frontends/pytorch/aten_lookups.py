@@ -117,10 +117,12 @@ def _masked_scatter(call: Call) -> Value:
     if wide.shape[:each] != x.shape[:each]:
         raise Unliftable
     rest = x.shape[each:]
-    rows = math.prod(call["source"].shape) // max(1, math.prod(rest))
+    rows, left = divmod(math.prod(call["source"].shape), max(1, math.prod(rest)))
+    if left:
+        raise Unliftable
     source = reshape(call["source"], (rows, *rest))
     places = reshape(wide, wide.shape[:each])
-    return call.lifter.emit("place_rows", [x, places, source], x.shape, x.dtype)
+    return call.lifter.emit("place_rows", [x, places, source], x.shape, x.dtype, more=True)
 
 
 def _one_by_one(lifter: Lifter, mask: Value, values: Value, dim: int) -> Value:

@@ -2,7 +2,7 @@
 images ask whether tokens and features are as many).
 
 A capture has no values, and a program is for batches that the model takes: on one device it refuses
-others itself. Where rows of samples are told apart a program counts them
+others itself. Rows that take places of a mask a program counts
 (`autopar.runtime.pytorch.placed_rows`).
 """
 

@@ -1,13 +1,14 @@
 """Whether weights of layers in 8 bits are gathered so: wherever they may be, unless it is pinned.
-No number of a program hangs on it, and half the bytes travel."""
+No number of a program hangs on it, and fewer bytes travel."""
 
 from __future__ import annotations
 
+from autopar.lowering.lowered import Lowered
 from autopar.nouns.layout import GATHER, IN_8_BITS, PRECISION, LayoutError
 from autopar.nouns.recipes import GATHERED, RECIPES
 from autopar.planner.ask.question import Decided, Question
 from autopar.planner.solve.solved import lowered_of, state_of
-from autopar.rules.narrow_gathers import gathers_narrow, names_of_narrow
+from autopar.rules.narrow_gathers import gathers_narrow, names_of_narrow, narrow_weights
 
 
 def check_gather(question: Question) -> None:
@@ -15,10 +16,27 @@ def check_gather(question: Question) -> None:
     pinned, recipe = question.pins.gather, question.pins.precision
     if pinned is None or gathers_narrow(recipe):
         return
+    if question.framework != "torch":
+        raise LayoutError(
+            f"--fix {GATHER}={pinned} has no effect: JAX programs have no layers in 8 bits so far; "
+            "leave it out"
+        )
     able = " or ".join(f"{PRECISION}={name}" for name in RECIPES if gathers_narrow(name))
     has = f"{recipe} has scales of parts of a weight" if recipe else "no layer is in 8 bits"
     raise LayoutError(
         f"--fix {GATHER}={pinned} has no effect: {has}; pin {able} too, or leave it out"
+    )
+
+
+def _as_they_are(lowered: Lowered) -> bool:
+    """Whether layers read all such weights as they are stored, none by a step in between."""
+    return not any(
+        operand.steps
+        for part in (lowered, *lowered.blocks.values())
+        for names in (narrow_weights(part.graph),)
+        for op in part.ops
+        for operand in op.operands
+        if operand.name in names
     )
 
 
@@ -31,7 +49,8 @@ def gather_dtype_of(question: Question, decided: Decided) -> str | None:
         return None
     state, pinned = state_of(question, decided.layout, decided.candidate), question.pins.gather
     shares = state.fsdp or any(stage.zero for stage in decided.stages)
-    if shares and names_of_narrow(lowered_of(question, decided).graph):
+    lowered = lowered_of(question, decided)
+    if shares and names_of_narrow(lowered.graph) and _as_they_are(lowered):
         return GATHERED
     if pinned != IN_8_BITS:
         return None

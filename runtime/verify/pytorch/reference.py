@@ -265,9 +265,15 @@ def marks_of(graph: Graph) -> dict[str, frozenset[int]]:
     if not any(op.kind == "place_rows" for part in every for op in part.ops):
         return {}
     marks: dict[str, set[int]] = {}
+    entry = {name: name for name in graph.inputs}  # that a tensor has the numbers of
     for op in graph.ops:
-        if op.kind == "eq" and op.inputs[0] in graph.inputs and type(op.attrs.get("other")) is int:
-            marks.setdefault(op.inputs[0], set()).add(op.attrs["other"])
+        if not op.inputs or op.inputs[0] not in entry:
+            continue
+        name, other = entry[op.inputs[0]], op.attrs.get("other")
+        if op.kind in ("cast", "reshape", "aten::clone"):
+            entry[op.outputs[0]] = name
+        elif op.kind in ("eq", "ne") and type(other) is int:
+            marks.setdefault(name, set()).add(other)
     return {name: frozenset(numbers) for name, numbers in marks.items()}
 
 
