@@ -14,10 +14,14 @@ def check_reduce(question: Question) -> None:
     if pinned is None:
         return
     if question.precision not in HALF or pinned not in ("float32", question.precision):
-        may = f"float32 or {question.precision}" if question.precision in HALF else "left out"
-        raise LayoutError(
-            f"{text}: the plan computes in {question.precision}, so {REDUCE} may be {may}"
-        )
+        if question.precision in HALF:
+            may = f"{REDUCE} may be float32 or {question.precision}"
+        else:
+            may = (
+                "gradients are summed as they are stored; leave it out, or compute in half "
+                f'precision (precision="{HALF[0]}" in its workload)'
+            )
+        raise LayoutError(f"{text}: the plan computes in {question.precision}, so {may}")
 
 
 def reduce_dtype_of(question: Question, decided: Decided) -> str | None:
