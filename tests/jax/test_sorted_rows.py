@@ -101,6 +101,17 @@ def weighed_and_added(params: Any, x: Any) -> Any:
     return jnp.zeros_like(x).at[order // 2].add(out)
 
 
+def halves_of_one_product(params: Any, x: Any) -> Any:
+    """Gate and up are one matrix."""
+    weights, chosen = _routed(params, x, 2)
+    flat = jnp.ravel(chosen)
+    order = jnp.argsort(flat)
+    sizes = jnp.bincount(flat, length=EXPERTS)
+    gate, up = jnp.split(lax.ragged_dot(x[order // 2], params["up"], sizes), 2, axis=-1)
+    out = lax.ragged_dot(jax.nn.silu(gate) * up, params["down"][:, : INNER // 2], sizes)
+    return _mixed(out[jnp.argsort(order)], weights)
+
+
 FORMS: dict[str, Callable[[Any, Any], Any]] = {
     f.__name__: f
     for f in (
@@ -110,6 +121,7 @@ FORMS: dict[str, Callable[[Any, Any], Any]] = {
         sorted_with_their_places,
         one_each,
         weighed_and_added,
+        halves_of_one_product,
     )
 }
 LAYOUTS = (

@@ -20,7 +20,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import jax
 import jax.numpy as jnp
@@ -91,6 +91,8 @@ class _Places:
             self._by_place(node, builder)
         elif node.kind in ("reshape", "expand"):
             self._reshaped(node, builder)
+        elif node.kind in ("slice", "split"):
+            self._of_columns(node, builder)
         return None
 
     def _sorted(self, node: Node, builder: Builder) -> None:
@@ -180,6 +182,13 @@ class _Places:
         if known is not None and alike and shape and shape[0] == x.shape[0]:
             self._as_placed(node, known[0], builder)
 
+    def _of_columns(self, node: Node, builder: Builder) -> None:
+        """Parts of every row."""
+        (x,) = node.inputs
+        known = self.in_place.get(x) if isinstance(x, Value) else None
+        if known is not None and node.attrs["dim"] % len(x.shape):
+            self._as_placed(node, known[0], builder)
+
     def _by_place(self, node: Node, builder: Builder) -> None:
         """Of rows in one order, and of what every row has alike."""
         orders = {self.in_place[v][0] for v in node.values if v in self.in_place}
@@ -199,9 +208,11 @@ class _Places:
             self.in_place[x][1] if isinstance(x, Value) and x in self.in_place else x
             for x in node.inputs
         ]
-        out = node.out
-        made = builder.op(node.kind, inputs, out.shape, out.dtype, **node.attrs)
-        self.in_place[out] = order, made
+        made = tuple(Value(out.shape, out.dtype) for out in node.outputs)
+        builder.append(replace(node, inputs=tuple(inputs), outputs=made, source=builder.source))
+        self.in_place.update(
+            (out, (order, own)) for out, own in zip(node.outputs, made, strict=True)
+        )
 
 
 def _repeated(table: Value, each: int, builder: Builder) -> Operand:
