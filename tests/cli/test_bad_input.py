@@ -214,7 +214,7 @@ def test_a_report_is_written_whole_or_not_at_all(
         (("--fix", "tp=" + "9" * 5000), "give a whole number from 1; on 4 devices"),
         (
             ("--fix", "foo=2"),
-            "reduce, all_reduce, attention, kernels, prefetch, precision, gather; sequence_parallel",
+            "all_reduce, attention, kernels, prefetch, precision, gather; sequence_parallel",
         ),
         (("--fix", "precision=fp8"), "choose fp8-tensor, fp8-row, fp8-block or mxfp8"),
         (("--fix", "zero=7"), "0, 1, 2 or 3"),
