@@ -8,6 +8,9 @@ from autopar.nouns.graph import Op, Tensor
 from autopar.rules.notation import Rule, RuleMaker
 from autopar.rules.terms import letters, positive, text
 
+SAMPLES = "samples"
+"""The factor of `place_rows` that tells samples apart."""
+
 
 def _aligned(op: Op, operands: tuple[Tensor, ...]) -> tuple[int, list[list[str]]]:
     """Terms of x, index (and src): dims of one size are one factor, others stay whole."""
@@ -92,7 +95,7 @@ def _index(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) ->
 
 def _place_rows(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
     """Which row goes where hangs on all places before it. Samples can be told apart where each
-    brings as many rows as it has places, which a program that does so counts."""
+    brings as many rows as it has places, which programs count."""
     del op, results
     x, mask, rows = (tensor.shape for tensor in operands)
     names, each = letters(len(x)), len(mask)
@@ -104,8 +107,6 @@ def _place_rows(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...
     return Rule(text(terms, [target]), saves=(1,), flops=0.0, cost="gather")
 
 
-SAMPLES = "samples"
-"""The factor of `place_rows` that tells samples apart."""
 LOOKUPS: Mapping[str, Rule | RuleMaker] = {
     "gather": _gather,
     "scatter": _scatter,

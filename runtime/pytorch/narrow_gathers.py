@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from autopar.nouns.recipes import GATHERED, RECIPES
 from autopar.runtime.pytorch.counting import not_counted
-from autopar.runtime.pytorch.narrow_weight import NarrowWeight
+from autopar.runtime.pytorch.narrow_weight import NarrowWeight, wide
 from autopar.runtime.pytorch.ranks import Ranks
 from autopar.runtime.pytorch.scaled_kernels import cast_by
 from autopar.runtime.pytorch.scaled_operands import scales, tile_of
@@ -106,7 +106,7 @@ class NarrowGathers:
         """The piece in 8 bits, with zeros behind it where others have a row more."""
         values = weight.piece.to(weight.to)
         made = cast_by(_RECIPE, values, scales(weight.top, _DTYPE, _RECIPE), _TILE, _DTYPE)
-        compared_with(lambda: self._right(weight, values), lambda: _wide(made, weight.top))
+        compared_with(lambda: self._right(weight, values), lambda: wide(made, weight.top))
         if made.shape[0] == rows:
             return made
         padded = made.new_zeros((rows, made.shape[1]), dtype=torch.uint8)
@@ -133,7 +133,3 @@ def _largest(piece: Tensor, to: torch.dtype) -> Tensor:
         return torch.zeros((), device=piece.device)
     top: Tensor = torch.linalg.vector_norm(piece, torch.inf)
     return top.to(to).float()
-
-
-def _wide(narrow: Tensor, top: Tensor) -> Tensor:
-    return narrow.float() * scales(top, _DTYPE, _RECIPE)

@@ -7,14 +7,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from autopar.nouns.recipes import RECIPES
+from autopar.runtime.pytorch.scaled_operands import scales
 from autopar.runtime.shared.settings import ProgramError
 from autopar.torch_private.tensors import without_memory
 
 _aten = torch.ops.aten
 _SAME = frozenset({_aten.detach.default, _aten.alias.default})
+_RECIPE = RECIPES["fp8-tensor"]
 _SHAPED = frozenset({_aten.as_strided.default, _aten.view.default})
 """The same where they ask for the shape that there is: FSDP2 takes what came as it was laid out,
 and autograd makes a view of what it is to know the gradient of."""
+
+
+def wide(rounded: Tensor, top: Tensor) -> Tensor:
+    """In float32 what a weight in 8 bits stands for, of this largest magnitude."""
+    return rounded.float() * scales(top, rounded.dtype, _RECIPE)
 
 
 class NarrowWeight(Tensor):

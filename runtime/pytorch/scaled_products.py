@@ -27,14 +27,14 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from autopar.nouns.recipes import PRODUCTS, RECIPES, SUMMED, Narrow, Product
+from autopar.nouns.recipes import PRODUCTS, SUMMED, Narrow, Product
 from autopar.runtime.pytorch import transport
 from autopar.runtime.pytorch.collectives import apply
 from autopar.runtime.pytorch.counting import not_counted
 from autopar.runtime.pytorch.held_layers import Linear
-from autopar.runtime.pytorch.narrow_weight import NarrowWeight
+from autopar.runtime.pytorch.narrow_weight import NarrowWeight, wide
 from autopar.runtime.pytorch.scaled_op import scaled_product
-from autopar.runtime.pytorch.scaled_operands import Tile, largest, scales, tile_of
+from autopar.runtime.pytorch.scaled_operands import Tile, largest, tile_of
 from autopar.runtime.pytorch.scaled_reference import emulated
 from autopar.runtime.shared.settings import ProgramError
 from autopar.torch_private.ops import will_run
@@ -255,7 +255,7 @@ def _wide(x: Tensor) -> Tensor:
     """An operand, or in float32 what came in 8 bits stands for."""
     if not isinstance(x, NarrowWeight):
         return x
-    return x.rounded.float() * scales(x.top, x.rounded.dtype, RECIPES["fp8-tensor"])
+    return wide(x.rounded, x.top)
 
 
 def _join(how: _How) -> Any:

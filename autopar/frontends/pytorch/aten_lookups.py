@@ -101,14 +101,8 @@ def _index_put(call: Call) -> Value:
 def _masked_scatter(call: Call) -> Value:
     """Rows of the dims behind those that the mask has, or that it is expanded along."""
     x, mask, reshape = call.x, call["mask"], call.lifter.reshape
-    wide = mask
-    for node in call.lifter.nodes:
-        if (
-            node.output is mask
-            and node.kind == "expand"
-            and len(node.inputs[0].shape) == len(x.shape)
-        ):
-            wide = node.inputs[0]
+    expanded = (n for n in call.lifter.nodes if n.output is mask and n.kind == "expand")
+    wide = next((n.inputs[0] for n in expanded if len(n.inputs[0].shape) == len(x.shape)), mask)
     if len(wide.shape) != len(x.shape) or wide.shape[0] != x.shape[0]:
         raise Unliftable
     each = len(x.shape)
