@@ -68,7 +68,11 @@ def test_what_is_verified_in_float64_stays() -> None:
     ("fix", "precision", "why"),
     [
         ({"dp_replicate": "8"}, "bfloat16", "no effect on this layout: no state is shared"),
-        ({"dp_shard": "8", "zero": "3"}, "float32", "computes in float32, so reduce may be left"),
+        (
+            {"dp_shard": "8", "zero": "3"},
+            "float32",
+            "computes in float32, so gradients are summed as they are",
+        ),
     ],
 )
 def test_where_it_has_no_effect_it_is_refused(
