@@ -4,9 +4,9 @@
 
 Every part is a command of its own, named in its row: fixed cases of what was once found wrong, and
 samples by a fixed seed of what takes hours as a whole. Samples run ``--jobs`` at a time, tests one
-part after the other, each by two workers. ``--beside-suite`` leaves out the parts
-whose cases are tests: where `make test` runs as well, it has them all. ``out/gate.json`` gets the
-table and the commit that it is of; the exit code is 1 where a part fails.
+part after the other, each by two workers. ``--beside-suite`` leaves out the parts whose cases are
+tests, since `make test` has them all, and takes the first of what is drawn (`BESIDE`).
+``out/gate.json`` gets the table and its commit; the exit code is 1 where a part fails.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ from typing import Any
 from benchmarks import census
 from benchmarks.figures import Target, machine, show
 from benchmarks.quick_xla import compile_quickly
+from benchmarks.train_files import LAYOUTS
+from benchmarks.zoo import PLANS
 from benchmarks.zoo_models import EXPERTS, ZOO
 
 SEED = 22
 MINUTES, BESIDE_MINUTES = 25.0, 40.0
 """Of the whole table; of what runs beside the suite, with it."""
-FAMILIES, TYPES, VERIFIED, PLANTED, SAME, CHOSEN = 3, 10, 3, 10, 5, 16
-"""How many are drawn: zoo, census, of these to verify, planted errors, families of same plans,
-choices pinned."""
+SAME = 5
+"""How many families are drawn whose plans are to be the same."""
 TRAINED = "llama,examples/05_gpt_jax.py"
 JAX_PLANS = "shard, ZeRO 3;replicate x tp"
 OUT = Path("out/gate.json")
@@ -142,6 +143,26 @@ FINDINGS: Mapping[str, Sequence[str]] = {
 
 
 @dataclass(frozen=True, slots=True)
+class Sizes:
+    """How many are drawn: families of the zoo (and one with experts), layouts of each, types of the
+    census, of these to verify, spellings, choices pinned, layouts trained under, planted errors."""
+
+    families: int
+    layouts: int
+    types: int
+    verified: int
+    spellings: int
+    choices: int
+    trained: int
+    planted: int
+
+
+WHOLE = Sizes(3, len(PLANS), 10, 3, 8, 16, len(LAYOUTS), 10)
+BESIDE = Sizes(3, 4, 6, 2, 4, 10, 6, 6)
+"""Of the whole table; beside the suite, which takes as much of the two cores."""
+
+
+@dataclass(frozen=True, slots=True)
 class Part:
     """A row of the table. words: of a Python module and its arguments; read: gives cases and what
     is wrong from what it printed; alone: it keeps all cores busy by itself."""
@@ -152,29 +173,35 @@ class Part:
     alone: bool
 
 
-def parts() -> list[Part]:
+def parts(sizes: Sizes = WHOLE) -> list[Part]:
     drawn = random.Random(SEED)
-    families = drawn.sample(sorted(ZOO.keys() - EXPERTS.keys()), FAMILIES)
+    families = drawn.sample(sorted(ZOO.keys() - EXPERTS.keys()), WHOLE.families)[: sizes.families]
     families.append(drawn.choice(sorted(EXPERTS)))
-    types = drawn.sample(census.names(None), TYPES)
+    types = drawn.sample(census.names(None), WHOLE.types)[: sizes.types]
     same = [*drawn.sample(sorted(ZOO), SAME), "examples/02_gpt.py", "gpus"]
+    layouts = drawn.sample(list(PLANS), WHOLE.layouts)[: sizes.layouts]
+    trained = drawn.sample(list(LAYOUTS), WHOLE.trained)[: sizes.trained]
     benchmarks: Mapping[str, Sequence[str]] = {
         "same plans as committed": ("same_plans", "--families", ",".join(same), "--against"),
-        "zoo, verified": ("zoo", "--families", ",".join(families)),
+        "zoo, verified": ("zoo", "--families", ",".join(families), "--plans", ";".join(layouts)),
         "sequences split, verified": ("sequences", "--families", families[0]),
         "JAX, verified": ("zoo", "--families", "examples/05_gpt_jax.py", "--plans", JAX_PLANS),
         "census, free plans": (
             "zoo", "--all", "--only", ",".join(types),
-            "--sample", str(VERIFIED), "--seed", str(SEED),
+            "--sample", str(sizes.verified), "--seed", str(SEED),
         ),
-        "spellings": ("spellings", "--sample", "8", "--seed", "0"),
+        "spellings": ("spellings", "--sample", str(sizes.spellings), "--seed", "0"),
         "every schedule, verified": ("pipelines", "--models", "examples/02_gpt.py"),
-        "choices, verified": ("verified_choices", "--sample", str(CHOSEN), "--seed", str(SEED)),
-        "train.py beside run": ("train_files", "--families", TRAINED),
+        "choices, verified": (
+            "verified_choices", "--sample", str(sizes.choices), "--seed", str(SEED),
+        ),
+        "train.py beside run": (
+            "train_files", "--families", TRAINED, "--plans", ";".join(trained),
+        ),
         "rehearsal, planted mistakes": ("rehearsals", "--planted"),
         "memory, rehearsed": ("torch_memory", "--only", "zero=2,recompute=none"),
         "kernels": ("kernels", "--shapes", "6", "--targets", "90"),
-        "planted errors": ("planted_errors", "--sample", str(PLANTED), "--seed", str(SEED)),
+        "planted errors": ("planted_errors", "--sample", str(sizes.planted), "--seed", str(SEED)),
     }  # fmt: skip
     made = [
         Part(name, ("pytest", "-n", "2", "--dist", "loadgroup", *tests), _tested, True)
@@ -244,7 +271,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     start = time.perf_counter()
-    every = parts()
+    every = parts(BESIDE if given.beside_suite else WHOLE)
     unknown = set(given.only) - {part.name for part in every}
     if unknown:
         parser.error(f"no part {', '.join(unknown)}; there are {', '.join(p.name for p in every)}")

@@ -1,6 +1,6 @@
 """``torchrun train.py`` beside `autopar run`: the zoo and the examples, bit for bit.
 
-    python -m benchmarks.train_files [--families llama,t5,examples/02_gpt.py] [--json]
+    python -m benchmarks.train_files [--families llama,t5] [--plans tp;zb-v] [--json]
 
 `autopar run`, `autopar verify` and scripts go by the trainer, `torchrun` by `main` of ``train.py``.
 Both take a few steps on four processes under every layout of `benchmarks.zoo`, as two stages a
@@ -57,11 +57,13 @@ def python(words: Sequence[str], env: Mapping[str, str]) -> int:
     return subprocess.run([sys.executable, *words], env=env).returncode
 
 
-def rows(families: Iterable[str], home: Path) -> list[dict[str, Any]]:
+def rows(
+    families: Iterable[str], layouts: Mapping[str, Mapping[str, str]], home: Path
+) -> list[dict[str, Any]]:
     made = []
     for number, family in enumerate(families):
         home_of = home / str(number)
-        folders, refused = planned_in(family, home_of, LAYOUTS)
+        folders, refused = planned_in(family, home_of, layouts)
         found = differences(list(folders.values()), 4, home_of / "job") if folders else {}
         outcome = {name: found[str(folder)] or "same" for name, folder in folders.items()}
         made += [{"family": family, "plan": n, "outcome": o} for n, o in outcome.items()]
@@ -75,11 +77,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     examples = [name for name in EXAMPLES if "script" not in name]
     parser.add_argument("--families", default=",".join([*ZOO, *examples]))
+    parser.add_argument("--plans", default=";".join(LAYOUTS), help="names of plans, by semicolons")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
+    layouts = {name: LAYOUTS[name] for name in given.plans.split(";")}
     with tempfile.TemporaryDirectory() as scratch:
         families = given.families.split(",")
-        every = rows(families, Path(scratch))
+        every = rows(families, layouts, Path(scratch))
     differ = [row for row in every if row["outcome"] not in ("same", "refused")]
     compared = {row["family"] for row in every if row["outcome"] != "refused"}
     targets = [
