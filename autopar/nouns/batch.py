@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-Kind = Literal["data", "key", "drawn"]
+Kind = Literal["data", "key", "drawn", "count"]
 NO_SAMPLES = (
     "the batch has no samples: dim 0 of what it holds is 0. Give a batch as it is trained on; its "
     "sizes decide the plan, and its values nothing"
@@ -26,7 +26,8 @@ class BatchEntry:
     """One tensor of the global batch. ``batch_dim`` is None where every device gets it whole.
 
     kind: ``key``, random keys, which a program does not read itself; ``drawn``, random numbers that
-          follow from them, which the user does not give; all else is ``data``.
+          follow from them, and ``count``, a number that other entries have as a whole, which the
+          user does not give; all else is ``data``.
     """
 
     name: str
@@ -34,6 +35,11 @@ class BatchEntry:
     dtype: str
     batch_dim: int | None
     kind: Kind = field(default="data", repr=False)
+
+    @property
+    def given(self) -> bool:
+        """Whether it is in the batches of the user."""
+        return self.kind in ("data", "key")
 
 
 def tokens_of(entries: Iterable[BatchEntry]) -> int | None:

@@ -49,7 +49,7 @@ def zeros(entries: Sequence[BatchEntry]) -> dict[str, Any]:
             return jax.ShapeDtypeStruct(entry.shape, dtypes[entry.dtype])
         return np.zeros(entry.shape, jnp.dtype(entry.dtype))
 
-    return {entry.name: made(entry) for entry in entries if entry.kind != "drawn"}
+    return {entry.name: made(entry) for entry in entries if entry.given}
 
 
 def key_kinds() -> dict[Any, str]:

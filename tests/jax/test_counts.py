@@ -126,8 +126,7 @@ def test_verification_counts_by_itself(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_what_is_no_count() -> None:
-    """A number of the parameters, of an entry without samples, of a large entry; and a batch in
-    half precision, which would round it."""
+    """A number of the parameters, of an entry without samples, of a large entry."""
     assert drawn(lambda p, b: losses(p, b).mean() / jnp.sum(p["head"] ** 2)) is None
     given = {**abstract_batch(batch()), "scale": models.shape()}
     whole = capture(lambda p, b: losses(p, b).mean() * b["scale"], PARAMS, given, ("scale",))
@@ -135,5 +134,49 @@ def test_what_is_no_count() -> None:
     images = {**abstract_batch(batch()), "image": models.shape(B, 4, 4)}
     large = capture(lambda p, b: losses(p, b).mean() / b["image"].sum(), PARAMS, images)
     assert large.draws is None
-    half = capture(labelled, PARAMS, abstract_batch(batch()), precision="bfloat16")
-    assert half.draws is None
+
+
+def in_float32(params: Any, batch: Any) -> Any:
+    mask = (batch["labels"] > 0).astype(jnp.float32)
+    return (losses(params, batch).astype(jnp.float32) * mask).sum() / mask.sum()
+
+
+def as_computed(params: Any, batch: Any) -> Any:
+    own = losses(params, batch)
+    mask = (batch["labels"] > 0).astype(own.dtype)
+    return (own * mask).sum() / mask.sum()
+
+
+@pytest.mark.parametrize("loss", [in_float32, as_computed], ids=lambda loss: loss.__name__)
+def test_half_a_precision_does_not_round_them(loss: Any, tmp_path: Path) -> None:
+    """303 labels are no number of bfloat16; each costs the same where all parameters are 0."""
+    ids = np.ones((2, 302), np.int32)
+    labels = np.ones_like(ids)
+    labels[:, :151] = 0
+    labels[0, 0] = 1
+    params = jax.tree.map(jnp.zeros_like, models.concrete(PARAMS, "float32"))
+    given = {"tokens": ids, "labels": labels}
+    plan = autopar.plan(
+        loss, given, cluster(2), {"dp_shard": "2"}, tmp_path, params=params, precision="bfloat16"
+    )
+    trainer = autopar.load(plan, model=loss, params=params)
+    value, _ = trainer.value_and_grad(given)
+    each = float(jnp.asarray(np.log(V), jnp.bfloat16))
+    assert float(value) == pytest.approx(each, rel=1e-6 if loss is in_float32 else 4e-3)
+
+
+def test_layers_of_a_list_leave_their_loss_its_count() -> None:
+    params = {**PARAMS, "layers": [models.shape(8, 8)] * 6}
+    given = abstract_batch(batch())
+
+    def of_six(params: Any, batch: Any) -> Any:
+        x = params["table"][batch["tokens"]]
+        for layer in params["layers"]:
+            x = x + jnp.tanh(x @ layer)
+        mask = (batch["labels"] > 0).astype(jnp.float32)
+        return ((x @ params["head"]).astype(jnp.float32).sum(-1) * mask).sum() / mask.sum()
+
+    captured = capture(of_six, params, given, precision="bfloat16")
+    assert captured.draws is not None
+    assert captured.draws.names == ("count_0",)
+    assert [e.kind for e in captured.batch if not e.given] == ["count"]

@@ -66,7 +66,7 @@ def setup_of(plan: Plan, graph: Graph, batch: Iterable[BatchEntry], cluster: Clu
         held=_held(plan, graph),
         parameters=tuple(_parameters(plan, graph)),
         activations=tuple(_activations(plan, graph)),
-        batch_dims={e.name: (len(e.shape), e.batch_dim) for e in entries if e.kind != "drawn"},
+        batch_dims={e.name: (len(e.shape), e.batch_dim) for e in entries if e.given},
     )
 
 

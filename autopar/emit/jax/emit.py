@@ -176,7 +176,7 @@ def _how(plan: Plan, captured: CapturedModel, lowered: Lowered, code: str) -> Ho
         pieces=any(map(in_pieces, (lowered, *lowered.blocks.values()))),
         optimizer=plan.optimizer,
         precision=plan.precision,
-        draws=any(entry.kind == "drawn" for entry in captured.batch),
+        draws=not all(entry.given for entry in captured.batch),
         stacks=bool(captured.stacks),
         workload=plan.workload.rpartition("/")[2],
         slots={"adamw": ("m", "v")}.get(plan.optimizer, ()),
@@ -206,11 +206,14 @@ def _degrees(by_axis: Mapping[str, int]) -> str:
 
 def _settings(plan: Plan, captured: CapturedModel, lowered: Lowered) -> list[str]:
     whole = tuple(e.name for e in _read(captured) if e.batch_dim is None and e.shape)
+    counts = tuple(e.name for e in captured.batch if e.kind == "count")
+    counts = counts if plan.precision != "float32" else ()
     lines = Lines(0)
     lines.add(
         f"SETTINGS = Settings(zero={plan.each('zero')}, microbatches={plan.microbatches}, "
         f'precision="{plan.precision}", recompute="{plan.each("recompute")}"'
         + (f", whole_inputs={tuple_text(whole)}" if whole else "")
+        + (f", counts={tuple_text(counts)}" if counts else "")
         + (f', order="{lowered.order}"' if lowered.order != "contiguous" else "")
         + (f', reduce_dtype="{plan.reduce_dtype}"' if plan.reduce_dtype else "")
         + (f", scatters={_degrees(plan.scatters)}" if plan.scatters else "")

@@ -36,7 +36,6 @@ from autopar.frontends.jax.inputs import (
     samples_of,
 )
 from autopar.frontends.jax.interpret import flat_parameters
-from autopar.frontends.jax.own_casts import HALF
 from autopar.frontends.jax.pairs import has_complex, without_complex
 from autopar.frontends.jax.remarks import remarks, untrained_note
 from autopar.frontends.shared.captured import Aux, Captured
@@ -71,6 +70,8 @@ def capture(
     entries = batch_entries(given, tuple(n for n in whole_inputs if n in given or n not in batch))
     asked = Asked(loss, flat, params, batch, precision)
     few = None if has_aux else few_in_half(asked)
+    if few is not None and counts_of(flat, few.closed, few.paths, batch, _small(entries)):
+        few = None  # what is counted leaves the loss that has all layers
     made = None if few is None else built_of_few(asked, few)
     if few is not None and made is not None:
         return _captured(made, few.closed, asked, entries)
@@ -80,9 +81,7 @@ def capture(
         flat, batch = draws.loss, draws.planned()
         closed, shapes = _jaxpr(loss, flat, params, batch, has_aux)
         entries = tuple(e for e in entries if e.name in batch)
-    counts = None
-    if precision not in HALF:
-        counts = counts_of(flat, closed, params, batch, _small(entries))
+    counts = counts_of(flat, closed, params, batch, _small(entries))
     if counts is not None:
         draws = with_counts(draws, flat, closed, params, batch, counts)
         flat, batch = counts.loss, counts.planned()
@@ -91,7 +90,8 @@ def capture(
         flat = without_complex(flat)
         closed, shapes = _jaxpr(loss, flat, params, batch, has_aux)
     samples_of(entries)  # an entry whose samples differ is told before what the loss does
-    made = built(replace(asked, flat=flat, batch=batch), closed)
+    counted = frozenset(() if counts is None else counts.shapes)
+    made = built(replace(asked, flat=flat, batch=batch, counts=counted), closed)
     aux = aux_of(shapes, made.results) if has_aux else None
     return _captured(made, closed, asked, entries, draws, aux)
 

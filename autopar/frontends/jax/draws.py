@@ -175,7 +175,7 @@ def drawn_entries(
             shape.shape,
             str(shape.dtype),
             0 if cut.get(name) == 0 and shape.shape[:1] == (samples,) else None,
-            "drawn",
+            "drawn" if name in draws.shapes else "count",
         )
         for name, shape in draws.made.items()
     )

@@ -40,13 +40,14 @@ from autopar.frontends.jax.precision import (
 @dataclass(frozen=True, slots=True)
 class Asked:
     """``flat``, which is ``loss`` or its results in a row, with the shapes of its parameters and
-    batch. ``precision``: of the workload."""
+    batch. ``precision``: of the workload. ``counts``: entries of the batch that are in none."""
 
     loss: Callable[..., Any]
     flat: Callable[..., Any]
     params: Any
     batch: Mapping[str, Any]
     precision: str
+    counts: frozenset[str] = frozenset()
 
     @property
     def paths(self) -> list[str]:
@@ -76,7 +77,7 @@ class Programs:
 def all_layers(asked: Asked, closed: Any) -> Programs:
     """``closed``: the jaxpr in float32."""
     rules = Rules()
-    narrow = in_half(asked.flat, asked.params, asked.batch, asked.precision)
+    narrow = _in_half(asked)
     wide = in_float64(asked.flat, asked.params, asked.batch)
     return Programs(closed, narrow, exact_constants(closed, wide, rules) or {}, rules, asked.paths)
 
@@ -84,7 +85,7 @@ def all_layers(asked: Asked, closed: Any) -> Programs:
 def few_layers(asked: Asked, closed: Any) -> Programs | None:
     """With a few of the layers of ``closed``, the jaxpr in float32; None where they are not alike
     in every precision."""
-    narrow = in_half(asked.flat, asked.params, asked.batch, asked.precision)
+    narrow = _in_half(asked)
     closed, out = _cut(closed, asked.paths)
     alike = narrow if narrow is None else _without(narrow, asked.paths, out)
     if not out or (alike is None and narrow is not None):
@@ -97,7 +98,7 @@ def few_layers(asked: Asked, closed: Any) -> Programs | None:
 def few_in_half(asked: Asked) -> Programs | None:
     """As `few_layers`, with all layers in half precision alone; None also where the loss has
     random or complex numbers, or gives more than one number."""
-    narrow = in_half(asked.flat, asked.params, asked.batch, asked.precision)
+    narrow = _in_half(asked)
     if narrow is None or any(map(is_key, asked.batch.values())):
         return None
     narrow, out = _cut(narrow, asked.paths)
@@ -118,6 +119,10 @@ def few_in_half(asked: Asked) -> Programs | None:
             return None
     made = Programs(closed, narrow, exact, rules, (), out)
     return replace(made, paths=[path for path in asked.paths if path not in made.gone])
+
+
+def _in_half(asked: Asked) -> Any:
+    return in_half(asked.flat, asked.params, asked.batch, asked.precision, asked.counts)
 
 
 def _cut(closed: Any, paths: Sequence[str]) -> tuple[Any, tuple[LeftOut, ...]]:

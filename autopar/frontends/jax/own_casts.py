@@ -9,7 +9,7 @@ calls these functions, and they do it again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,9 +42,15 @@ class _Other(Exception):
     """The traces are not one program up to casts."""
 
 
-def in_half(loss: Callable[..., Any], params: Any, batch: Any, precision: str) -> Any:
-    """The jaxpr of ``loss`` for parameters and batch in ``precision``; None where that is no half
-    precision, or the loss cannot be traced in it."""
+def in_half(
+    loss: Callable[..., Any],
+    params: Any,
+    batch: Mapping[str, Any],
+    precision: str,
+    counts: Collection[str] = (),
+) -> Any:
+    """The jaxpr of ``loss`` for parameters and batch in ``precision``, but for the entries of
+    ``counts``; None where that is no half precision, or the loss cannot be traced in it."""
     if precision not in HALF:
         return None
 
@@ -53,7 +59,8 @@ def in_half(loss: Callable[..., Any], params: Any, batch: Any, precision: str) -
         return jax.ShapeDtypeStruct(leaf.shape, dtype)
 
     try:
-        return jax.make_jaxpr(loss)(jax.tree.map(low, params), jax.tree.map(low, batch))
+        given = {n: v if n in counts else jax.tree.map(low, v) for n, v in batch.items()}
+        return jax.make_jaxpr(loss)(jax.tree.map(low, params), given)
     except Exception:  # a user's function may well insist on its own dtypes
         return None
 

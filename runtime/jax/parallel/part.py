@@ -199,6 +199,7 @@ class Part:
         return jnp.dtype(precision) if cast else dtype
 
     def computing(self, batch: Arrays) -> dict[str, Array]:
-        """In the dtype of compute."""
-        dtypes = {n: self.dtype_of(a.dtype) for n, a in batch.items()}
+        """In the dtype of compute, but for counts, which half a precision would round."""
+        counts = self.layout.settings.counts
+        dtypes = {n: a.dtype if n in counts else self.dtype_of(a.dtype) for n, a in batch.items()}
         return {n: a if a.dtype == dtypes[n] else a.astype(dtypes[n]) for n, a in batch.items()}

@@ -48,6 +48,7 @@ class Settings:
     recompute:    what is made again for backward: ``none`` keeps the results of products and the
                   like, ``compute`` those of collectives, ``full`` a layer's input.
     whole_inputs: batch entries that every microbatch and device gets uncut.
+    counts:       batch entries that are numbers of the whole batch, in their own dtype.
     order:        how pieces of sequences lie: ``contiguous``, or in ``zigzag``.
     reduce_dtype: in which axes that share state sum gradients; None: as they are stored.
     scatters:     axes over which a reduce-scatter is two, with the ranks of the first, see
@@ -59,6 +60,7 @@ class Settings:
     precision: str = "float32"
     recompute: str = "none"
     whole_inputs: tuple[str, ...] = ()
+    counts: tuple[str, ...] = ()
     order: str = "contiguous"
     reduce_dtype: str | None = None
     scatters: Mapping[str, int] = field(default_factory=dict)
