@@ -50,6 +50,11 @@ def tokens_of(entries: Iterable[BatchEntry]) -> int | None:
     return None
 
 
+def sample_dims(entries: Iterable[BatchEntry]) -> dict[str, int]:
+    """The dim that counts samples, of the entries that have them."""
+    return {e.name: e.batch_dim for e in entries if e.batch_dim is not None}
+
+
 def to_json(batch: Iterable[BatchEntry]) -> str:
     """``batch.json``."""
     rows = {

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import cache, partial
 
 from autopar.frontends.shared.captured import Captured
+from autopar.nouns.batch import sample_dims
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.graph import Graph
 from autopar.nouns.layout import Pins
@@ -50,7 +51,7 @@ def asked(
 
     cut: how data ranks and microbatches may cut its batch, and what is against that.
     """
-    batch_dims = {e.name: e.batch_dim for e in captured.batch if e.batch_dim is not None}
+    batch_dims = sample_dims(captured.batch)
     flow, obstacle = cut
     style = options.style or style_of(workload.framework)
     cuts_of = partial(_cuts, batch_dims=batch_dims, pins=pins, workload=workload, cluster=cluster)

@@ -14,6 +14,7 @@ from autopar.frontends.loading import load_workload
 from autopar.frontends.shared.captured import Captured
 from autopar.lowering.lowered import Lowered
 from autopar.lowering.precision import at_precision
+from autopar.nouns.batch import sample_dims
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.graph import Graph
 from autopar.nouns.plan import Plan
@@ -158,7 +159,7 @@ def plan_captured(
     check_placement_pin(pins, workload.framework, options.imbalance)
     check_slices(pins, workload.framework, style)
     base = at_precision(keep_whole(captured.graph, missing), workload.precision)
-    batch_dims = {e.name: e.batch_dim for e in captured.batch if e.batch_dim is not None}
+    batch_dims = sample_dims(captured.batch)
     flow, obstacle = cut = flow_or_obstacle(base, batch_dims)
     mixed = mixed_unit(captured, workload)
     pins = unsharded(pins, mixed) if mixed else pins

@@ -41,8 +41,9 @@ from autopar.frontends.jax.remarks import remarks, untrained_note
 from autopar.frontends.shared.captured import Aux, Captured
 from autopar.frontends.shared.kept_state import KeptState
 from autopar.frontends.shared.places import UNKNOWN, declared, last_line
-from autopar.nouns.batch import BatchEntry, tokens_of
+from autopar.nouns.batch import BatchEntry, sample_dims, tokens_of
 from autopar.nouns.workload import Workload
+from autopar.rules.joined_samples import in_turns, said
 
 Loss = Callable[[Any, Mapping[str, Any]], Any]
 
@@ -104,7 +105,7 @@ def _captured(
     draws: Draws | None = None,
     aux: Aux | None = None,
 ) -> Captured:
-    graph, casts = made.graph, made.casts
+    graph, joined = in_turns(made.graph, sample_dims(entries))
     named = flat_parameters(made.arrays, made.stacks)
     tensors = model_tensors(graph)
     held = {n: a for n, a in named.items() if n in tensors}
@@ -122,7 +123,8 @@ def _captured(
         aux=aux,
         draws=draws,
         notes=(
-            *remarks(closed, asked.precision, casts),
+            *remarks(closed, asked.precision, made.casts),
+            *said(joined),
             *held_note(held),
             *drawn_note(draws),
             *untrained_note(made.untrained),

@@ -22,7 +22,7 @@ from autopar.frontends.jax.apart import Apart, Data, Drawn, is_random
 from autopar.frontends.jax.counts import Counts
 from autopar.frontends.jax.errors import BatchError, RandomKeys
 from autopar.frontends.jax.inputs import is_key
-from autopar.nouns.batch import BatchEntry
+from autopar.nouns.batch import BatchEntry, sample_dims
 from autopar.nouns.graph import Graph
 from autopar.rules.batch import inputs_in_pieces
 
@@ -166,7 +166,7 @@ def drawn_entries(
 ) -> tuple[BatchEntry, ...]:
     """The drawn arrays as entries of the batch: cut as their readers cut them, whole where these
     do not agree or another dim than the first has the samples. Behind them the keys."""
-    dims = {e.name: e.batch_dim for e in entries if e.batch_dim is not None}
+    dims = sample_dims(entries)
     samples = next(e.shape[e.batch_dim] for e in entries if e.batch_dim is not None)
     cut = inputs_in_pieces(graph, dims)
     drawn = tuple(

@@ -29,9 +29,10 @@ from autopar.frontends.pytorch.same_again import check_same_again
 from autopar.frontends.pytorch.trace import Trace, take_trace
 from autopar.frontends.shared.captured import Captured, ModelTensor
 from autopar.frontends.shared.kept_state import KeptState
-from autopar.nouns.batch import BatchEntry, tokens_of
+from autopar.nouns.batch import BatchEntry, sample_dims, tokens_of
 from autopar.nouns.errors import first_of
 from autopar.nouns.workload import Workload
+from autopar.rules.joined_samples import in_turns, said
 
 NAMED = 5
 """How many parameters or places a note names."""
@@ -113,9 +114,11 @@ def capture_built(built: Built, whole_inputs: tuple[str, ...] = ()) -> Captured:
         for name, t in built.batch.items()
     )
     samples = check_batch(built.batch, whole_inputs)
+    graph, joined = in_turns(graph, sample_dims(batch))
     classes = {path: type(m).__name__ for path, m in built.model.named_modules()}
     notes = (
         *_untrained(untrained),
+        *said(joined),
         *_where(PAIRS, [n.name for n in trace.named.values() if _is_pairs(n)]),
         *_where(CHOSEN, walk.chosen.table.places),
         *_where(DENSE, trace.dense),
