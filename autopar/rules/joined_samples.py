@@ -69,7 +69,7 @@ def _joins(graph: Graph, batch_dims: Mapping[str, int]) -> dict[str, Op]:
     return {n: op for n, op in joins.items() if all(states.get(i) == first for i in op.inputs)}
 
 
-def said(places: Sequence[str]) -> tuple[str, ...]:
+def joined_note(places: Sequence[str]) -> tuple[str, ...]:
     """A sentence to the user."""
     if not places:
         return ()

@@ -43,7 +43,7 @@ from autopar.frontends.shared.kept_state import KeptState
 from autopar.frontends.shared.places import UNKNOWN, declared, last_line
 from autopar.nouns.batch import BatchEntry, sample_dims, tokens_of
 from autopar.nouns.workload import Workload
-from autopar.rules.joined_samples import in_turns, said
+from autopar.rules.joined_samples import in_turns, joined_note
 
 Loss = Callable[[Any, Mapping[str, Any]], Any]
 
@@ -124,7 +124,7 @@ def _captured(
         draws=draws,
         notes=(
             *remarks(closed, asked.precision, made.casts),
-            *said(joined),
+            *joined_note(joined),
             *held_note(held),
             *drawn_note(draws),
             *untrained_note(made.untrained),

@@ -32,7 +32,7 @@ from autopar.frontends.shared.kept_state import KeptState
 from autopar.nouns.batch import BatchEntry, sample_dims, tokens_of
 from autopar.nouns.errors import first_of
 from autopar.nouns.workload import Workload
-from autopar.rules.joined_samples import in_turns, said
+from autopar.rules.joined_samples import in_turns, joined_note
 
 NAMED = 5
 """How many parameters or places a note names."""
@@ -118,7 +118,7 @@ def capture_built(built: Built, whole_inputs: tuple[str, ...] = ()) -> Captured:
     classes = {path: type(m).__name__ for path, m in built.model.named_modules()}
     notes = (
         *_untrained(untrained),
-        *said(joined),
+        *joined_note(joined),
         *_where(PAIRS, [n.name for n in trace.named.values() if _is_pairs(n)]),
         *_where(CHOSEN, walk.chosen.table.places),
         *_where(DENSE, trace.dense),
