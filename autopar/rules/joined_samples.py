@@ -117,7 +117,7 @@ class _Rewriting:
         elif not (len(op.inputs) == 1 and self._takes_parts(op, *turns.values())):
             results = alike(op, self.graph, turns)
             if results is None:
-                given = tuple(map(self._in_order, op.inputs))
+                given = tuple(self._in_order(name, op) for name in op.inputs)
                 self.ops.append(replace(op, inputs=given))
                 return
             self.ops.append(op)
@@ -164,15 +164,13 @@ class _Rewriting:
         if count > 1:
             self.turns[result] = Turns(dim, turns.samples, count)
 
-    def _in_order(self, name: str) -> str:
-        """The name of a tensor in the order that the model has it in."""
+    def _in_order(self, name: str, reader: Op) -> str:
+        """The name of a tensor in the order of the model, for an op that asks for it."""
         if name not in self.turns:
             return name
         if name not in self.back:
-            maker = next(op for op in reversed(self.ops) if name in op.outputs)
-            tensor, turns = self.tensors[name], self.turns[name]
-            first = self._parts_first(maker, name, turns)
-            self.back[name] = self._reshape(maker, first, tensor.shape).name
+            first = self._parts_first(reader, name, self.turns[name])
+            self.back[name] = self._reshape(reader, first, self.tensors[name].shape).name
         return self.back[name]
 
     def _parts_first(self, op: Op, name: str, turns: Turns, result: str | None = None) -> Tensor:
