@@ -16,7 +16,7 @@ NO_SAMPLES = (
 NO_DIM = (
     "no entry of the batch has a dim 0 that counts samples, so there is nothing to split over data "
     "ranks. Where the batch is one whole (a graph, a field), give each entry a dim of one sample, "
-    "x.unsqueeze(0), and take x[0] in the forward: model axes then split the layers (--fix tp=N); "
+    "x[None], and take x[0] in the model: model axes then split the layers (--fix tp=N); "
     "several of them in one batch are split over data ranks too"
 )
 

@@ -49,7 +49,7 @@ def test_one_graph(tmp_path: Path) -> None:
     model, cluster = tmp_path / "model.py", tmp_path / "cluster.yaml"
     model.write_text(MODEL)
     cluster.write_text(cluster_text(4))
-    with pytest.raises(BatchError, match=r"give each entry a dim of one sample, x\.unsqueeze\(0\)"):
+    with pytest.raises(BatchError, match=r"give each entry a dim of one sample, x\[None\]"):
         plan(f"{model}:workload", str(cluster))
     text = MODEL.replace(
         "        h = self.first",

@@ -231,7 +231,8 @@ class _Walker:
             raise ControlFlow(
                 f"{source}: a scan of {length} steps over something other than stacked parameters "
                 f"has to be unrolled, at most {MOST_STEPS} steps: scan over the layers' "
-                "parameters, or vectorise the loop"
+                "parameters, vectorise the loop, or take time that passes linearly (state space "
+                "models, linear attention) by jax.lax.associative_scan"
             )
         consts, carry = inputs[:fixed], inputs[fixed : fixed + carried]
         stacks: list[dict[int, Operand]] = [{} for _ in eqn.outvars[carried:]]
