@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from autopar.nouns.sharding import DEFERRED, PARTIAL, WHOLE
 from autopar.rules.resharding import Step
 
 SCATTER = "reduce_scatter"
@@ -28,6 +29,14 @@ CALLS: Mapping[tuple[str, str], str] = MappingProxyType(
     }
 )
 """The kinds of the placements before and after -> the call; of what is not here there is none."""
+
+
+def share_of(step: Step, x: str, ways: int) -> str | None:
+    """What is added to a sum over microbatches, or slices of one, which run one after the other:
+    each adds an equal share. None for a step that would need another one's value."""
+    if step.target != PARTIAL or step.source not in (WHOLE, DEFERRED):
+        return None
+    return f"({x}) / {ways}" if " " in x else f"{x} / {ways}"
 
 
 def call_of(

@@ -12,9 +12,11 @@ free     does not depend on the batch: whole, and where it has a gradient, defer
 =======  =========================================================================================
 
 An op that meets the batch gets the batch's factor as its choice. A sum passes through linear ops
-(``P``); other ops need it whole (nothing). Free ops defer (``D``) where they have gradients, but
-one whose result has a batch dim that all readers split (a mask that is expanded over the batch)
-makes its own piece: a second pass, from the readers up, finds those.
+(``P``), and as one factor of a product whose others are free (``P0``, ``P1``: a learned weight of
+a loss); other ops need it whole (nothing). What is free and added to a sum counts once: on the
+first of the ranks, and in equal shares over microbatches. Free ops defer (``D``) where they have
+gradients, but one whose result has a batch dim that all readers split (a mask that is expanded over
+the batch) makes its own piece: a second pass, from the readers up, finds those.
 
 Gradient accumulation cuts the batch over time, where no collective can reach: it is legal where no
 value of one microbatch needs another one. `BatchFlow.obstacles` names what stands against it.

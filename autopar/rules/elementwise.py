@@ -41,7 +41,7 @@ def _sum(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> R
 
 
 def _mul(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
-    """a * b is linear in a where b is one constant number."""
+    """a * b is linear in a where b is one constant number, or else in either alone."""
     del op, results
     saves = tuple(i for i in range(len(operands)) if others_need(operands, i))
     numbers = [i for i, t in enumerate(operands) if t.numel == 1 and not t.differentiable]
@@ -50,6 +50,7 @@ def _mul(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> R
         _text(len(operands)),
         linear=len(scaled) == 1,
         partials=tuple(scaled),
+        alone=tuple(scaled) if len(scaled) == 2 else (),
         saves=saves,
         backward=2.0,
     )

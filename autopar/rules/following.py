@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from autopar.nouns.graph import Graph, Op
 from autopar.nouns.sharding import PARTIAL, WHOLE, Placement, split
-from autopar.rules.notation import BoundRule
+from autopar.rules.notation import PASS_ALONE, BoundRule, Rule
 from autopar.rules.pieces import (
     cut_factor,
     leads,
@@ -227,16 +227,26 @@ class Scope:
         return self.apart.get(name) if state == WHOLE else dim_of(state)
 
     def _sums(self, op: Op, bound: BoundRule, sums: Sequence[int], states: Sequence[State]) -> None:
-        rule = bound.rule
-        grad = any(self.graph.tensors[n].differentiable for n in op.outputs)
-        if not grad or not all(rule.carries_partial(i) for i in sums):
+        choice = self._passing(bound.rule, sums, states) if self._has_gradient(op) else None
+        if choice is None:
             self._needs_whole(op, op.inputs[sums[0]])
             self._whole(op, bound)
             return
         for i, state in enumerate(states):
-            if rule.carries_partial(i) and state != PARTIAL:
+            if bound.rule.takes_partial(choice, i) and state == WHOLE:
                 self._against(op, f"adds {op.inputs[i]} once to a sum over the batch")
-        self._gives(op, PASS_PARTIAL, PARTIAL)
+        self._gives(op, choice, PARTIAL)
+
+    def _passing(self, rule: Rule, sums: Sequence[int], states: Sequence[State]) -> str | None:
+        """The choice by which partial sums at ``sums`` pass through an op; None: they do not.
+
+        Of a product one factor may be a sum where no sample has a say in the others (a learned
+        weight of a loss): what these are is the same number in every share, so shares add up.
+        """
+        if all(rule.carries_partial(i) for i in sums):
+            return PASS_PARTIAL
+        free = all(state is None for i, state in enumerate(states) if i not in sums)
+        return PASS_ALONE[sums[0]] if len(sums) == 1 and sums[0] in rule.alone and free else None
 
     def _gives(self, op: Op, choice: str, state: State) -> None:
         self.choices[op.name] = choice

@@ -133,6 +133,8 @@ class Rule(TupleRecord):
 
     linear:     the op is jointly linear in the operands ``partials`` (None: in all of them) for
                 fixed values of the others, so a partial sum may pass through it.
+    alone:      operands in each of which alone it is linear where all others are whole, so that a
+                partial sum may pass at any one of them: the factors of a product.
     saves:      operands that the backward pass needs, by position; ``saves_results`` likewise.
     keeps:      what else the forward pass keeps for backward.
     workspace:  what it holds besides while it runs; ``workspace_back``: while its backward does.
@@ -163,6 +165,7 @@ class Rule(TupleRecord):
     text: str
     linear: bool = False
     partials: tuple[int, ...] | None = None
+    alone: tuple[int, ...] = ()
     saves: tuple[int, ...] = ()
     saves_results: tuple[int, ...] = ()
     keeps: tuple[Kept, ...] = ()
@@ -197,6 +200,12 @@ class Rule(TupleRecord):
     def carries_partial(self, position: int) -> bool:
         """Whether a partial sum may enter at operand ``position`` and leave by the results."""
         return self.linear and (self.partials is None or position in self.partials)
+
+    def takes_partial(self, choice: str, position: int) -> bool:
+        """Whether an axis of this choice has the operand at ``position`` as a partial sum."""
+        if choice == "P":
+            return self.carries_partial(position)
+        return position in self.alone and choice == PASS_ALONE[position]
 
 
 RuleMaker = Callable[[Op, tuple[Tensor, ...], tuple[Tensor, ...]], Rule]
@@ -271,5 +280,7 @@ class RuleError(UserError, ValueError):
     """A rule that does not parse or does not fit the shapes of an op."""
 
 
-CHOICES = ("D", "P")
+PASS_ALONE = ("P0", "P1")
+"""By position, that a partial sum passes through an op at this operand alone."""
+CHOICES = ("D", "P", *PASS_ALONE)
 """What an axis does to an op beside splitting a factor, see `autopar.rules.strategies`."""

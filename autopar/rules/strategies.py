@@ -10,6 +10,8 @@ A *choice* says what one axis does to one op:
             sums (a derivative is linear in the gradient; a hand-written one may not be, and
             then there is no such choice)
 ``"P"``     a partial sum passes through (ops that are linear in some operands)
+``"P0"``    one passes at the first operand alone (products, of which all other factors are
+            whole); ``"P1"`` at the second. For axes that split the batch
 ==========  ===============================================================================
 """
 
@@ -22,7 +24,7 @@ from autopar.nouns.axes import REPLICATE, SHARD, TABLE, Role, role_of
 from autopar.nouns.graph import Op, Tensor
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.sharding import DEFERRED, PARTIAL, WHOLE, Placement, Sharding, split
-from autopar.rules.notation import BoundRule, Rule, Term
+from autopar.rules.notation import PASS_ALONE, BoundRule, Rule, Term
 
 NOTHING = ""
 DEFER = "D"
@@ -205,8 +207,10 @@ def _open_to(
     if pinned is None:
         named = {e.choice: e.row.roles for e in bound.rule.implementations if e.choice != e.factor}
         return [c for c in legal if role in named.get(c, (role,))]
+    if differentiable and bound.rule.defers:  # which nothing but the batch's flow asks for
+        legal += [PASS_ALONE[i] for i in bound.rule.alone]
     if role is Role.SEQUENCES:  # what the batch's flow says stands for pieces here and there, too
-        usual = choices(bound, ways, differentiable, taken, apart=True)
+        usual = [*legal, *choices(bound, ways, differentiable, taken, apart=True)]
         return [c for i, c in enumerate(pinned) if c in (legal if i else usual)]
     return [c for c in pinned if c in legal]
 
@@ -251,7 +255,7 @@ def operand_placement(
     """What ``choice`` of one axis asks of the operand at ``position``."""
     if choice == NOTHING:
         return WHOLE
-    if choice == PASS_PARTIAL and bound.rule.carries_partial(position):
+    if bound.rule.takes_partial(choice, position):
         return PARTIAL
     held = bound.operand_holder(position, choice)
     if held is not None:
@@ -263,7 +267,7 @@ def result_placement(bound: BoundRule, term: Term, choice: str, differentiable: 
     """What ``choice`` of one axis gives for the result of ``term``."""
     if choice == NOTHING:
         return WHOLE
-    if choice == PASS_PARTIAL:
+    if choice in (PASS_PARTIAL, *PASS_ALONE):
         return PARTIAL
     if choice == DEFER:
         return DEFERRED if differentiable else WHOLE

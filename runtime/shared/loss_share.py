@@ -7,7 +7,7 @@ size of the batch that was planned, and a smaller batch has to make up for it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -18,7 +18,7 @@ from autopar.lowering.of_plan import batch_dims, lowered_plan, planned_graph
 from autopar.nouns.errors import UserError
 from autopar.nouns.graph import Graph
 from autopar.nouns.kinds import CROSS_ENTROPIES
-from autopar.rules.batch import batch_flow, flow_or_obstacle
+from autopar.rules.batch import BatchFlow, batch_flow, flow_or_obstacle
 
 Kind = Literal["counts", "mean", "sum"]
 
@@ -59,7 +59,7 @@ def loss_share(folder: str | Path) -> LossShare:
     if mixed is not None:
         raise _uneven(f"the model does not treat its samples apart: {mixed}")
     lowered = lowered_plan(plan, graph, dims)
-    reducing = _reducing(lowered, flow.tensors)
+    reducing = _reducing(lowered, flow)
     kinds = {_kind(op) for op in reducing}
     if len(kinds) > 1:
         raise _uneven(f"the loss adds up parts that divide otherwise ({', '.join(sorted(kinds))})")
@@ -79,8 +79,9 @@ def _evaluated(graph: Graph) -> Graph:
     return replace(graph, ops=ops, blocks=blocks)
 
 
-def _reducing(lowered: Lowered, states: Mapping[str, str]) -> list[LoweredOp]:
+def _reducing(lowered: Lowered, flow: BatchFlow) -> list[LoweredOp]:
     """The ops that make sums over the batch of values with a batch dim, back from the loss."""
+    states = flow.tensors
     makers = {name: op for op in lowered.ops for name in op.op.outputs}
     todo, reducing, seen = [out.name for out in lowered.outputs], [], set()
     scaled = False
@@ -98,11 +99,23 @@ def _reducing(lowered: Lowered, states: Mapping[str, str]) -> list[LoweredOp]:
             continue
         if "other" in made.op.attrs and made.op.kind in ("add", "sub"):
             raise _uneven(f"{name} adds a number to the loss")
-        scaled |= "other" in made.op.attrs
+        once = _added_once(made, inside, flow.choices[made.op.name])
+        if once:
+            raise _uneven(f"{name} adds {once} once to a sum over the batch")
+        scaled |= "other" in made.op.attrs or made.op.kind in ("mul", "div")
         todo += [x for x, state in zip(made.op.inputs, inside, strict=True) if state == "P"]
     if scaled and any(_kind(op) == "sum" for op in reducing):
         raise _uneven("the loss is a sum times a number, which may stand for the batch's size")
     return reducing
+
+
+def _added_once(made: LoweredOp, states: Sequence[str], choice: str) -> str:
+    """An operand that stands in the place of a sum and is none: no weight of a share fits both."""
+    assert made.bound is not None
+    takes = [made.bound.rule.takes_partial(choice, i) for i in range(len(states))]
+    return next(
+        (x for x, s, t in zip(made.op.inputs, states, takes, strict=True) if t and s != "P"), ""
+    )
 
 
 def _kind(lowered: LoweredOp) -> Kind:

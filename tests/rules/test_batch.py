@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
+
+import pytest
 
 from autopar.nouns.graph import Graph
 from autopar.rules.batch import batch_flow, data_choices
@@ -155,7 +158,40 @@ def test_a_penalty_on_the_weights_counts_once() -> None:
     flow = batch_flow(g.graph(out), BATCH)
     assert flow.choices["penalty"] == "D"
     assert (flow.choices["out"], flow.tensors["out"]) == ("P", "P")
-    assert "adds penalty once to a sum over the batch" in flow.obstacles[0]
+    assert not flow.obstacles
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_sum_is_one_factor_of_a_product_with_what_no_sample_changes(place: int) -> None:
+    g, logits = classifier()
+    weight = g.op("exp", (g.parameter("scale"),), name="weight")
+    factors = (weight, loss(g, logits)) if place else (loss(g, logits), weight)
+    out = g.op("mul", factors, name="out")
+    flow = batch_flow(g.graph(g.op("div", (out, weight), name="last")), BATCH)
+    assert (flow.choices["weight"], flow.choices["out"]) == ("D", f"P{place}")
+    assert (flow.choices["last"], flow.tensors["last"]) == ("P", "P")
+    assert not flow.obstacles
+
+
+NOT_LINEAR: dict[str, Callable[[Drawing, str, str], str]] = {
+    "two means": lambda g, a, b: g.op("mul", (a, b), name="out"),
+    "squared": lambda g, a, b: g.op("mul", (a, a), name="out"),
+    "by a ratio": lambda g, a, b: g.op("div", (b, a), name="out"),
+    "by what became of one": lambda g, a, b: g.op(
+        "mul", (a, g.op("exp", (b,), name="curved")), name="out"
+    ),
+    "curved": lambda g, a, b: g.op("exp", (g.op("mul", (a, "scale"), name="scaled"),), name="out"),
+}
+
+
+@pytest.mark.parametrize("how", NOT_LINEAR)
+def test_what_is_not_linear_in_sums_over_the_batch_needs_them_whole(how: str) -> None:
+    g, logits = classifier()
+    g.parameter("scale")
+    other = g.op("mean", (logits,), name="other", dims=(0, 1), keepdim=False)
+    flow = batch_flow(g.graph(NOT_LINEAR[how](g, loss(g, logits), other)), BATCH)
+    assert (flow.choices["out"], flow.tensors["out"]) == ("", "R")
+    assert "needs the whole of" in flow.obstacles[-1]
 
 
 def block(mask: bool) -> Graph:

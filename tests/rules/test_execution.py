@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from autopar.nouns.kinds import KINDS
 from autopar.nouns.mesh import Mesh
-from autopar.rules.notation import BoundRule
+from autopar.rules.notation import PASS_ALONE, BoundRule
 from autopar.rules.registry import bind
 from autopar.rules.strategies import NOTHING, Strategy, strategies
 from autopar.rules.table import TABLE
@@ -47,6 +47,8 @@ def tried(kind: str, case: Case, bound: BoundRule) -> set[str]:
             if mesh == ONE_AXIS[0] or splits(strategy, bound):
                 check(case, bound, strategy, mesh)
                 made |= {c for _, c in strategy.choices}
+    for place in bound.rule.alone if grad else ():
+        check(case, bound, Strategy((("a", PASS_ALONE[place]),)), ONE_AXIS[0])
     draw = random.Random(str(bound))
     for mesh in TWO_AXES:
         legal = strategies(bound, mesh, grad)

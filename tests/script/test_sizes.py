@@ -72,6 +72,18 @@ class Summed(Points):
         return loss
 
 
+class Weighed(Points):
+    """By what no sample changes."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return super().forward(x, y) * torch.exp(self.up.weight.mean())
+
+
+class WeighedSum(Summed):
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return super().forward(x, y) * (self.up.weight.mean() / 64)
+
+
 class Contrastive(Points):
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         scores = self.down(self.up(x)) @ y.T
@@ -108,6 +120,7 @@ def folder_of(make: type[nn.Module], tmp_path: Path, fix: Any = (), devices: int
         (Points, {"dp_shard": 2}, LossShare("mean", True)),
         (Points, {"dp_replicate": 2, "microbatch": 2}, LossShare("mean", True)),
         (Summed, {}, LossShare("sum", False)),
+        (Weighed, {"dp_replicate": 2, "microbatch": 2}, LossShare("mean", True)),
     ],
 )
 def test_what_a_loss_divides_by(
@@ -121,6 +134,7 @@ def test_what_a_loss_divides_by(
     [
         (Penalised, "adds mul once to a sum over the batch"),
         (Scaled, "may stand for the batch's size"),
+        (WeighedSum, "may stand for the batch's size"),
         (Contrastive, "does not treat its samples apart"),
     ],
 )

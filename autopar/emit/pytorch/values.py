@@ -178,17 +178,18 @@ class Values:
         for step in steps:
             state = state.with_placement(self.lowered.mesh, step.axis, step.target)
             after = self.around.sizes.local(self.lowered, name, state)
-            for call, comment in step_text.calls(self._lies(name, step), "%", after):
-                if not var:
-                    self.variables.release(token)
-                    var = self.variables.pick(hints, token)
+            ways = self.lowered.mesh.size(step.axis)
+            if not var:
+                self.variables.release(token)
+                var = self.variables.pick(hints, token)
+            for call, comment in step_text.calls(self._lies(name, step), text, var, after, ways):
                 shown = self._shown(name, after, state) + (f", {comment}" if comment else "")
                 if (
                     self.around.marks and step is steps[-1] and self._readers(name) == 1
                 ):  # else it has part of the gradient
                     self.mark_resharded(name, state)
-                self.assign(var, call.replace("%", text), shown, above=True)
-                text = var
+                self.assign(var, call, shown, above=True)
+            text = var
         return variable(var) if var else expr
 
     def reshard_in_place(self, name: str, steps: Sequence[Step], source: Sharding) -> None:
@@ -199,7 +200,8 @@ class Values:
         for step in steps:
             state = state.with_placement(self.lowered.mesh, step.axis, step.target)
             after = self.around.sizes.local(self.lowered, name, state)
-            for call, comment in step_text.calls(self._lies(name, step), var, after):
+            ways = self.lowered.mesh.size(step.axis)
+            for call, comment in step_text.calls(self._lies(name, step), var, var, after, ways):
                 if state == made.shared:
                     self.mark_resharded(name, state)
                 shown = self._shown(name, after, state) + (f", {comment}" if comment else "")
