@@ -33,6 +33,8 @@ FROM_NOTHING = frozenset(("full",))
 """Ops without operands whose values do not depend on the place."""
 BILINEAR = frozenset(("mul", "matmul", "linear", "linear_t", "einsum"))
 """Linear in each operand, for fixed values of the others."""
+LINEAR_AT = {"jax::triangular_solve": 1, "index_select": 0}
+"""Linear in this operand, whatever rule they have: those of a solve's derivative."""
 
 Place = tuple[str, str, int]
 """(graph, tensor, dim)"""
@@ -295,6 +297,8 @@ def _linear_op(op: Op, held: Sequence[int], graph: Graph) -> bool:
     if op.kind == "where":  # ``a`` and ``b`` are numbers in an operand's place
         constants = [op.attrs[side] for side in ("a", "b") if side in op.attrs]
         return list(held) == list(range(1, len(op.inputs))) and not any(constants)
+    if op.kind in LINEAR_AT:
+        return list(held) == [LINEAR_AT[op.kind]]
     rule = bind(op, graph.tensors).rule
     return op.kind in PASSING or all(map(rule.carries_partial, held))
 

@@ -9,7 +9,7 @@ from typing import Any
 from autopar.frontends.jax.attention import attention_lifted
 from autopar.frontends.jax.aux import single_results
 from autopar.frontends.jax.branches import check_loops
-from autopar.frontends.jax.calls import constants_whole
+from autopar.frontends.jax.calls import apart_whole
 from autopar.frontends.jax.constants import Constants, stored
 from autopar.frontends.jax.draft import Draft, Operand, Value
 from autopar.frontends.jax.errors import CaptureError, ParameterWithoutGradient
@@ -122,7 +122,7 @@ def _graph(
     draft, results = single_results(stored(draft, constants))
     graph, stacks = graph_of(draft)
     stacks |= shared
-    graph = constants_whole(graph)
+    graph = apart_whole(graph)
     check_loops(graph)
     frozen = flat_parameters(constants.arrays, stacks)
     held = [name for name, _ in graph.parameters() if name not in frozen]

@@ -22,18 +22,18 @@ import numpy as np
 from autopar.frontends.jax.draft import Operand, Uniform
 from autopar.frontends.jax.shardy import rule_of
 from autopar.nouns.graph import Graph, Op, with_ops
+from autopar.rules.advice import is_random, unwritable
 from autopar.rules.called import (
     ALL,
     CALL,
     LIFTED,
     RULE,
     WINDOW,
-    given_rule,
-    is_called,
     window_of,
     written,
 )
 from autopar.rules.kept_whole import MARK
+from autopar.rules.registry import UnruledOp, rule_for
 
 SKIPPED = ("update_jaxpr", "update_consts", "out_sharding", "sharding")
 """Parameters that follow from the others, or that a loss of one device leaves empty."""
@@ -138,23 +138,36 @@ def evaluated(
     return tuple(results) if isinstance(results, tuple | list) else (results,)
 
 
-def constants_whole(graph: Graph) -> Graph:
-    """Calls without a rule that read nothing but constants and what is made of them are whole:
-    every rank makes those anyway."""
+def apart_whole(graph: Graph) -> Graph:
+    """Ops without a rule that read nothing but parameters, constants and what is made of them are
+    whole: no sample is in them, and each rank computes them once, as one device does. Of a rule
+    that a user registered they have one."""
 
     def marked(part: Graph, op: Op) -> Op:
-        constant = is_called(op) and given_rule(op) is None and _reads_constants(part, op)
-        return replace(op, attrs={**op.attrs, MARK: True}) if constant else op
+        apart = _is_unruled(part, op) and _reads_no_sample(part, op)
+        return replace(op, attrs={**op.attrs, MARK: True}) if apart else op
 
     return with_ops(graph, marked)
 
 
-def _reads_constants(part: Graph, op: Op) -> bool:
+def _is_unruled(part: Graph, op: Op) -> bool:
+    """Whether no rule is known for what a program can say again, and draws no random numbers."""
+    if op.kind == "block" or is_random(op.kind) or unwritable(op):
+        return False
+    try:
+        rule_for(op, part.tensors)
+    except UnruledOp:
+        return True
+    return False
+
+
+def _reads_no_sample(part: Graph, op: Op) -> bool:
+    """In a block, whose inputs may come from the batch, that no input is read."""
     makers = {name: made for made in part.ops for name in made.outputs}
     todo, seen = list(op.inputs), set[str]()
     while todo:
         name = todo.pop()
-        if name in seen:
+        if name in seen or part.tensors[name].role in ("parameter", "buffer"):
             continue
         seen.add(name)
         if name not in makers or makers[name].kind == "block":
