@@ -38,6 +38,21 @@ def _other_numbers(x: Tensor, y: Tensor, given: Tensor, wanted: Tensor) -> Tenso
     return loss
 
 
+def _chosen(x: Tensor, y: Tensor, given: Tensor, wanted: Tensor) -> Tensor:
+    """As transformers does: labels behind the last are negative."""
+    y = y.masked_fill(torch.arange(LONGEST) >= wanted[:, None], -100)
+    mask = (y != -100) & (y != 0)
+    loss: Tensor = F.ctc_loss(x, y.masked_select(mask), given, mask.sum(-1))
+    return loss
+
+
+def _with_holes(x: Tensor, y: Tensor, given: Tensor, wanted: Tensor) -> Tensor:
+    """Targets that do not stand at the start of their rows."""
+    mask = (y + torch.arange(LONGEST)) % 3 != 0
+    loss: Tensor = F.ctc_loss(x, y[mask], given, mask.sum(1), reduction="sum") / 50
+    return loss
+
+
 LOSSES: dict[str, Loss] = {
     "mean": F.ctc_loss,
     "sum": lambda *a: ctc_loss(*a, reduction="sum") / 50,
@@ -48,6 +63,8 @@ LOSSES: dict[str, Loss] = {
     "a module, another blank": lambda x, y, given, wanted: nn.CTCLoss(blank=CLASSES - 1)(
         x, y - 1, given, wanted
     ),
+    "chosen by a mask": _chosen,
+    "chosen by a mask, with holes": _with_holes,
     "lengths as numbers": _as_numbers,
     "lengths as numbers that differ": _other_numbers,
 }
@@ -131,6 +148,10 @@ def test_half_precision_computes_the_loss_in_float32() -> None:
         (
             lambda x, y, given, wanted: ctc_loss(x, y.flatten(), given, wanted * 0 + LONGEST),
             "test_ctc.py:.*has targets in one dim.*give them as .samples, longest target",
+        ),
+        (
+            lambda x, y, given, wanted: ctc_loss(x, y[y > 1], given, (y > 2).sum(1)),
+            "test_ctc.py:.*has targets in one dim.*a mask of that shape whose .sum.-1. the lengths",
         ),
         (
             lambda x, y, given, wanted: ctc_loss(x[:, 0], y[0], given[:1], wanted[:1]),

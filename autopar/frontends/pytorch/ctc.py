@@ -4,6 +4,8 @@ PyTorch reads the lengths of inputs and targets as numbers, which a tensor witho
 have. While a model is traced, our own function stands in the place of ``torch.ctc_loss``. It writes
 ``autopar::ctc_loss`` into the trace, the loss of every sample by itself, and then what PyTorch
 makes of those, so that a reduction is split over the samples like any other.
+
+Targets that stand one behind another may be those that a mask has chosen: see `ctc_targets`.
 """
 
 from __future__ import annotations
@@ -22,6 +24,11 @@ from autopar.frontends.shared.places import caller
 
 Lengths = Tensor | Sequence[int]
 _NONE, _MEAN, _SUM = 0, 1, 2  # of torch.nn._reduction
+BEHIND = (
+    "has targets in one dim, one sample behind another, which no rank can take its own samples of: "
+    "give them as [samples, longest target], filled up with any class behind each one's "
+    "target_lengths, or choose them by a mask of that shape whose .sum(-1) the lengths are"
+)
 
 torch.library.define(
     "autopar::ctc_loss",
@@ -45,7 +52,8 @@ torch.library.register_autograd("autopar::ctc_loss", _no_backward)
 @contextmanager
 def kept_ctc_losses() -> Iterator[None]:
     """Inside, ``torch.ctc_loss`` writes into the trace. It raises `UnsupportedOpError` for targets
-    that stand one behind another, and for a single sequence without a dim of samples."""
+    that stand one behind another, unless a mask has chosen them, and for a single sequence without
+    a dim of samples."""
     plain = torch.ctc_loss
     torch.ctc_loss = _ctc_loss
     try:
@@ -64,7 +72,8 @@ def _ctc_loss(
     zero_infinity: bool = False,
 ) -> Tensor:
     """``torch.ctc_loss`` of batches, in float32 at least, as PyTorch computes it under autocast."""
-    if log_probs.dim() != 3 or targets.dim() != 2:
+    chosen = targets.dim() == 1 and isinstance(targets.shape[0], torch.SymInt)
+    if log_probs.dim() != 3 or not (chosen or targets.dim() == 2):
         raise UnsupportedOpError(f"{_place()}: F.ctc_loss {_refused(log_probs, targets)}")
     if log_probs.dtype in (torch.float16, torch.bfloat16):
         log_probs = log_probs.float()
@@ -100,11 +109,7 @@ def _as_tensor(lengths: Lengths, samples: int, name: str) -> Tensor:
 
 def _refused(log_probs: Tensor, targets: Tensor) -> str:
     if targets.dim() == 1 and log_probs.dim() == 3:
-        return (
-            "has targets in one dim, one sample behind another, which no rank can take its own "
-            "samples of: give them as [samples, longest target], filled up with any class behind "
-            "each one's target_lengths"
-        )
+        return BEHIND
     return (
         f"has log_probs of {log_probs.dim()} and targets of {targets.dim()} dims: give them as "
         "[times, samples, classes] and [samples, longest target]; of one sequence as "

@@ -16,6 +16,7 @@ from torch import fx
 from autopar.frontends.pytorch import autocast, ir
 from autopar.frontends.pytorch.aten import lift_call, written_through
 from autopar.frontends.pytorch.carried import carry, settle
+from autopar.frontends.pytorch.ctc_targets import by_samples
 from autopar.frontends.pytorch.errors import MutationError, UnsupportedOpError
 from autopar.frontends.pytorch.gates import gate_steps
 from autopar.frontends.pytorch.ir import Value
@@ -280,7 +281,9 @@ class _Walk(Lifter):
 
     def _ctc_loss(self, node: fx.Node) -> Value:
         *tensors, blank, infinity = node.args
-        (x, *_) = operands = [self.read(t) for t in tensors]
+        x, targets, given_times, lengths = (self.read(t) for t in tensors)
+        targets = by_samples(self.chosen.table, targets, lengths)
+        operands = [x, targets, given_times, lengths]
         given = {"blank": blank, "zero_infinity": infinity}
         return self.emit("ctc_loss", operands, x.shape[1:2], x.dtype, **given)
 
