@@ -53,6 +53,20 @@ def _with_holes(x: Tensor, y: Tensor, given: Tensor, wanted: Tensor) -> Tensor:
     return loss
 
 
+def _with_empty_rows(x: Tensor, y: Tensor, given: Tensor, wanted: Tensor) -> Tensor:
+    """Half of the samples have no target."""
+    mask = torch.arange(LONGEST) < (wanted - 2)[:, None]
+    loss: Tensor = F.ctc_loss(x, y[mask], given, mask.long().sum(-1).int())
+    return loss
+
+
+def _of_some_samples(x: Tensor, y: Tensor, given: Tensor, wanted: Tensor) -> Tensor:
+    keep = wanted > 1
+    x = x.transpose(0, 1)[keep].transpose(0, 1)
+    each: Tensor = ctc_loss(x, y[keep], given[keep], wanted[keep], reduction="none")
+    return (-each / 50).exp().sum() / SAMPLES
+
+
 LOSSES: dict[str, Loss] = {
     "mean": F.ctc_loss,
     "sum": lambda *a: ctc_loss(*a, reduction="sum") / 50,
@@ -65,6 +79,8 @@ LOSSES: dict[str, Loss] = {
     ),
     "chosen by a mask": _chosen,
     "chosen by a mask, with holes": _with_holes,
+    "of samples that a mask chooses": _of_some_samples,
+    "chosen by a mask, some none": _with_empty_rows,
     "lengths as numbers": _as_numbers,
     "lengths as numbers that differ": _other_numbers,
 }
@@ -152,6 +168,14 @@ def test_half_precision_computes_the_loss_in_float32() -> None:
         (
             lambda x, y, given, wanted: ctc_loss(x, y[y > 1], given, (y > 2).sum(1)),
             "test_ctc.py:.*has targets in one dim.*a mask of that shape whose .sum.-1. the lengths",
+        ),
+        (
+            lambda x, y, given, wanted: ctc_loss(x, y[y > 1], given, (y.T > 1).sum(0)),
+            "test_ctc.py:.*has targets in one dim.*a mask of that shape whose .sum.-1. the lengths",
+        ),
+        (
+            lambda x, y, given, wanted: ctc_loss(x, y[y > 1].flip(0), given, (y > 1).sum(1)),
+            "test_ctc.py:.*rows that a mask chooses, as in x.mask., meet flip",
         ),
         (
             lambda x, y, given, wanted: ctc_loss(x[:, 0], y[0], given[:1], wanted[:1]),

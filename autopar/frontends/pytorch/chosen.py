@@ -20,7 +20,7 @@ from torch import fx
 from autopar.frontends.pytorch.chosen_ops import Following
 from autopar.frontends.pytorch.chosen_places import Choices
 from autopar.frontends.pytorch.chosen_rows import Rows, RowTable, Walk, is_open, symbols_of
-from autopar.frontends.pytorch.ir import Value
+from autopar.frontends.pytorch.ir import Node, Value
 from autopar.frontends.pytorch.sizes_asked import total_asked
 from autopar.torch_private.ops import op_name, schema_of
 
@@ -105,9 +105,13 @@ class Chosen:
         fresh = lifter.nodes[start:]
         del lifter.nodes[start:]
         for each in fresh:
-            self._following.follow(each)
+            self.follow(each)
         self._mark_made(result, before, node)
         return result
+
+    def follow(self, node: Node) -> None:
+        """Appends ``node`` to the walk, with masks where rows go into it."""
+        self._following.follow(node)
 
     def _counts(self, node: fx.Node, name: str) -> dict[fx.Node, Value]:
         """What ``node`` reads in the place of sizes that it computes with."""

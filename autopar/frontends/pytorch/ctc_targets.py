@@ -17,11 +17,10 @@ from autopar.frontends.pytorch.ir import Value
 def by_samples(table: RowTable, targets: Value, lengths: Value) -> Value:
     """Targets of [samples, longest target]: the ones that a mask has chosen, each sample's at the
     start of its row. Raises `UnsupportedOpError` where the lengths are not what the mask counts."""
-    rows = table.rows.get(targets)
-    if rows is None:
+    if len(targets.shape) == 2:
         return targets
-    mask = _counted(table, lengths)
-    if mask is None or rows.inner != 1 or table.flattened(mask) is not rows.mask:
+    rows, mask = table.rows.get(targets), _counted(table, lengths)
+    if rows is None or mask is None or (rows.mask, rows.inner) != (table.flattened(mask), 1):
         raise UnsupportedOpError(f"{table.lifter.source}: F.ctc_loss {BEHIND}")
     wide = table.emit("cast", [mask], mask.shape, "int64", dtype="int64")
     order = torch_call("aten.argsort.stable", "%0", stable=True, dim=1, descending=True)
@@ -32,11 +31,18 @@ def by_samples(table: RowTable, targets: Value, lengths: Value) -> Value:
 
 def _counted(table: RowTable, lengths: Value) -> Value | None:
     """The mask of [samples, longest target] whose entries ``lengths`` counts for each sample."""
-    total = table.maker(lengths)
+    total = table.maker(_in_another_dtype(table, lengths))
     if total is None or total.kind != "sum" or total.attrs["dims"] not in ((1,), (-1,)):
         return None
-    (counted,) = total.inputs
-    cast = table.maker(counted)
-    mask = cast.inputs[0] if cast is not None and cast.kind == "cast" else counted
-    exact = counted.dtype in ("bool", "int32", "int64")
-    return mask if exact and mask.dtype == "bool" and len(mask.shape) == 2 else None
+    mask = _in_another_dtype(table, total.inputs[0])
+    return mask if mask.dtype == "bool" and len(mask.shape) == 2 else None
+
+
+def _in_another_dtype(table: RowTable, counts: Value) -> Value:
+    """What ``counts`` is in another dtype, as long as both have every count."""
+    while counts.dtype in ("int32", "int64"):
+        cast = table.maker(counts)
+        if cast is None or cast.kind != "cast":
+            return counts
+        (counts,) = cast.inputs
+    return counts

@@ -285,7 +285,9 @@ class _Walk(Lifter):
         targets = by_samples(self.chosen.table, targets, lengths)
         operands = [x, targets, given_times, lengths]
         given = {"blank": blank, "zero_infinity": infinity}
-        return self.emit("ctc_loss", operands, x.shape[1:2], x.dtype, **given)
+        made = self.emit("ctc_loss", operands, x.shape[1:2], x.dtype, **given)
+        self.chosen.follow(self.nodes.pop())
+        return made
 
     def _detached(self, value: Value) -> Value:
         return self.emit("detach", [value], value.shape, value.dtype)
