@@ -12,6 +12,7 @@ from autopar.frontends.pytorch.build import Built, build, check_batch, without_v
 from autopar.frontends.pytorch.calls import NotAlike
 from autopar.frontends.pytorch.documents import with_length
 from autopar.frontends.pytorch.errors import BatchError
+from autopar.frontends.pytorch.finite_clamps import check_precision
 from autopar.frontends.pytorch.function_rules import with_rules
 from autopar.frontends.pytorch.gradients import (
     check_owners,
@@ -54,6 +55,10 @@ DENSE = (
     "Every expert multiplies every token, and the routes choose among the results: the products "
     "take as long as for routes to all experts"
 )
+CLAMPED = (
+    "A branch that clamps a tensor where not all of it is finite runs at every step; what is "
+    "finite it leaves as it is"
+)
 LIMITED = (
     "Parameters that the forward writes between limits are brought there before each step and each "
     "evaluation"
@@ -69,7 +74,7 @@ def capture(workload: Workload) -> Captured:
     """
     with KeptState(workload, without_values) as state:
         built = build(workload, state.empty_caches)
-        captured = capture_built(built, workload.whole_inputs)
+        captured = capture_built(built, workload.whole_inputs, workload.precision)
     notes = (*captured.notes, *state.notes)
     if workload.document_tokens is None:
         return replace(captured, notes=notes)
@@ -78,7 +83,9 @@ def capture(workload: Workload) -> Captured:
     return replace(captured, graph=graph, notes=(*notes, *unused))
 
 
-def capture_built(built: Built, whole_inputs: tuple[str, ...] = ()) -> Captured:
+def capture_built(
+    built: Built, whole_inputs: tuple[str, ...] = (), precision: str = "float32"
+) -> Captured:
     """`capture` for a model that stands already."""
     repeats = Repeats(built.model)
     while True:
@@ -99,7 +106,8 @@ def capture_built(built: Built, whole_inputs: tuple[str, ...] = ()) -> Captured:
             break
         except NotAlike as error:  # told apart from now on
             repeats.split(error)
-    limits = limits_of(walk)
+    limits, skips = limits_of(walk), trace.sources.skips
+    check_precision({skip.place: skip.clamps for skip in skips if skip.clamps}, precision)
     tensors = _tensors(trace, program, limits)
     _check_names(tensors, built.batch)
     untrained = unreached(program, gradients, [t.name for t in tensors.values() if t.trainable])
@@ -124,7 +132,8 @@ def capture_built(built: Built, whole_inputs: tuple[str, ...] = ()) -> Captured:
         *_where(DENSE, trace.dense),
         *_where(LIMITED, limits),
         *_where(UNCHECKED, trace.sources.checks),
-        *_where(SKIPPED, [skip.place for skip in trace.sources.skips]),
+        *_where(SKIPPED, [skip.place for skip in skips if not skip.clamps]),
+        *_where(CLAMPED, [skip.place for skip in skips if skip.clamps]),
     )
     return Captured(graph, tensors, batch, samples, tokens_of(batch), classes, notes=notes)
 

@@ -42,6 +42,21 @@ def passing(frame: FrameType) -> bool | None:
     return None if asked is None or any(map(_is_caught, _callers(frame))) else asked
 
 
+def leads_inside(frame: FrameType, path: list[ast.AST]) -> bool | None:
+    """The truth of what is asked at ``frame`` with which the branch around it runs at once, as one
+    of several questions: of ``a or b`` each that is true. None where none does: ``a and b``."""
+    code = list(dis.get_instructions(frame.f_code))
+    here = next((i for i, c in enumerate(code) if c.offset == frame.f_lasti), None)
+    statement = next((n for n in reversed(path) if isinstance(n, ast.stmt)), None)
+    if here is None or "POP_JUMP" not in code[here].opname or not isinstance(statement, ast.If):
+        return None
+    for truth, end in _ends(code, here).items():
+        span = _span(end)
+        if span is not None and any(_covers(s, span) for s in statement.body):
+            return truth
+    return None
+
+
 def path_of(frame: FrameType) -> list[ast.AST] | None:
     """The nodes of the source around the call that ``frame`` makes, from the outermost; None where
     it is not to be had, or a ``try`` around it may catch what is raised."""
@@ -90,7 +105,6 @@ def passing_number(frame: FrameType) -> bool | Compared | None:
 
 def _at_jump(path: list[ast.AST], code: list[dis.Instruction], here: int) -> bool | None:
     """The truth that leads away from the side that raises, or to the next part of the test."""
-    jump = code[here]
     statement = next((n for n in reversed(path) if isinstance(n, ast.stmt)), None)
     if isinstance(statement, ast.Assert):
         raising: list[ast.stmt] = []
@@ -98,8 +112,7 @@ def _at_jump(path: list[ast.AST], code: list[dis.Instruction], here: int) -> boo
         raising = statement.orelse if side else statement.body
     else:
         return None
-    if_true = "IF_TRUE" in jump.opname
-    ends = {if_true: next(i for i in code if i.offset == jump.argval), not if_true: code[here + 1]}
+    ends = _ends(code, here)
 
     def raises(instruction: dis.Instruction) -> bool:
         span = _span(instruction)
@@ -115,6 +128,14 @@ def _at_jump(path: list[ast.AST], code: list[dis.Instruction], here: int) -> boo
             return not truth
     left = [truth for truth, end in ends.items() if not tests(end)]
     return left[0] if len(left) == 1 else None
+
+
+def _ends(code: list[dis.Instruction], here: int) -> dict[bool, dis.Instruction]:
+    """By the truth of what is asked, where the jump at place ``here`` leads."""
+    jump = code[here]
+    if_true = "IF_TRUE" in jump.opname
+    end = next(i for i in code if i.offset == jump.argval)
+    return {if_true: end, not if_true: code[here + 1]}
 
 
 @cache

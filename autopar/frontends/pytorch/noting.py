@@ -31,7 +31,7 @@ from autopar.frontends.pytorch.constant_indices import by_constant
 from autopar.frontends.pytorch.constant_values import constant_of, node_of
 from autopar.frontends.pytorch.errors import DataDependentError
 from autopar.frontends.pytorch.forward_errors import NEEDS_VALUES
-from autopar.frontends.pytorch.guards import passing, passing_number, path_of
+from autopar.frontends.pytorch.guards import leads_inside, passing, passing_number, path_of
 from autopar.frontends.pytorch.hits import (
     EACH_HIT,
     Hit,
@@ -114,7 +114,7 @@ class Sources:
         """The truth of what is ``asked`` at ``frame`` with which a branch runs that else is only
         skipped; None where it stands before no such branch. See `Skip`."""
         path, mode = path_of(frame), get_proxy_mode()
-        known = skipping(path) if path is not None else None
+        known = skipping(path, leads_inside(frame, path)) if path is not None else None
         if known is None or asked is None or mode is None:
             return None
         truth, lines, names = known

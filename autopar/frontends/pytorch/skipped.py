@@ -55,6 +55,7 @@ class Skip:
     behind, last: the nodes before the first of it, and the last; ``start``, ``end`` are the places.
     held:         the tensors in names that it assigns, before it, and their nodes.
     left:         nodes of the same names before and behind it.
+    clamps:       where it only clamps what is not finite (`finite_clamps`), the dtype of that.
     """
 
     asked: fx.Node | SomeRows | Hit
@@ -69,6 +70,7 @@ class Skip:
     start: int = -1
     end: int = -1
     left: list[tuple[fx.Node | None, fx.Node]] = field(default_factory=list)
+    clamps: str = ""
 
     def runs(self, innermost: FrameType | None) -> bool:
         """Whether code below ``innermost`` is still inside."""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from torch import fx
 
+from autopar.frontends.pytorch import finite_clamps
 from autopar.frontends.pytorch.hits import Hit
 from autopar.frontends.pytorch.ir import Node, Value
+from autopar.frontends.pytorch.makers import Makers, plain
 from autopar.frontends.pytorch.skipped import Skip, SomeRows, refused
 
 
@@ -19,10 +21,7 @@ class Walk(Protocol):
 
     nodes: list[Node]
     env: dict[fx.Node, Any]
-
-
-Makers = Mapping[Value, Node]
-"""By a result the node that made it."""
+    limits: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,28 +71,35 @@ class Skips:
             self._ending.setdefault(skip.end, []).append(skip)
         self._graph = list(graph.nodes) if skips else []
         self._places = {node: i for i, node in enumerate(self._graph)}
-        self._before: dict[int, dict[fx.Node, Any]] = {}
+        self._before: dict[int, tuple[dict[fx.Node, Any], int]] = {}
 
     def at(self, place: int) -> None:
         """To be called before the node at ``place`` is walked. Raises `DataDependentError`."""
         for skip in self._ending.get(place, ()):
             self._check(skip)
         for skip in self._starting.get(place, ()):
-            self._before[id(skip)] = dict(self._walk.env)
+            self._before[id(skip)] = dict(self._walk.env), len(self._walk.limits)
 
     def _check(self, skip: Skip) -> None:
-        before, env = self._before.pop(id(skip)), self._walk.env
+        (before, limited), env = self._before.pop(id(skip)), self._walk.env
+        if len(self._walk.limits) > limited:
+            raise refused(skip.place, "it writes into a parameter")
         makers = {value: node for node in self._walk.nodes for value in node.outputs}
         mask: Asked | None
+        finite: Value | None = None
         if isinstance(skip.asked, SomeRows):
             known = self._rows.masks.get(skip.asked.symbol)
-            mask = None if known is None else _plain(known[0], makers)
+            mask = None if known is None else plain(known[0], makers)
         elif isinstance(skip.asked, Hit):
             mask = _hit(env.get(skip.asked.mask), skip.asked.number, makers)
         else:
             mask = _asked_of(env.get(skip.asked), skip.truth, makers)
-        if mask is None:
-            raise refused(skip.place, "what it asks is not whether a mask chooses any row")
+            finite = finite_clamps.asked_of(env.get(skip.asked), skip.truth, makers)
+        if mask is None and finite is None:
+            raise refused(
+                skip.place,
+                "what it asks is not whether a mask chooses any row, or a tensor is not finite",
+            )
         pairs = [(was, env[n]) for n, was in before.items() if env[n] is not was]
         left: dict[fx.Node, list[Any]] = {}
         for old, new in skip.left:
@@ -102,26 +108,35 @@ class Skips:
             if any(self._places[user] >= skip.end for user in node.users):
                 pairs += [(was, env.get(node)) for was in left.get(node, [None])]
         for was, now in pairs:
-            if not self._is_as_before(was, now, mask, makers):
+            if mask is not None and self._is_as_before(was, now, mask, makers):
+                continue
+            if finite is None:
                 raise refused(skip.place, "more of it is read behind it than those rows")
+            if not finite_clamps.is_clamped(was, now, finite, makers):
+                raise refused(
+                    skip.place,
+                    "more of it is read behind it than a clamp of that tensor at the lowest and "
+                    f"the largest number of {finite.dtype}",
+                )
+            skip.clamps = finite.dtype
 
     def _is_as_before(self, was: Any, now: Any, mask: Asked, makers: Makers) -> bool:
         """Whether ``now`` is ``was`` where the mask chooses no row."""
         if not isinstance(was, Value) or not isinstance(now, Value) or was.shape != now.shape:
             return False
-        was, now = _plain(was, makers), _plain(now, makers)
+        was, now = plain(was, makers), plain(now, makers)
         while now is not was:
             if now not in self._rows.of:
                 return False
             base, chosen = self._rows.of[now]
             if not self._is_part(chosen, mask, makers):
                 return False
-            now = _plain(base, makers)
+            now = plain(base, makers)
         return True
 
     def _is_part(self, chosen: Value, mask: Asked, makers: Makers) -> bool:
         """Whether the rows that ``chosen`` has are among those of ``mask``."""
-        chosen = self._rows.alike(_plain(chosen, makers))
+        chosen = self._rows.alike(plain(chosen, makers))
         if isinstance(mask, Piece):
             if _piece(chosen, makers) == mask:
                 return True
@@ -135,16 +150,9 @@ class Skips:
         return both and any(self._is_part(v, mask, makers) for v in makers[chosen].inputs)
 
 
-def _plain(value: Value, makers: Makers) -> Value:
-    """What ``value`` is another shape of."""
-    while (made := makers.get(value)) is not None and made.kind in ("reshape", "identity"):
-        value = made.inputs[0]
-    return value
-
-
 def _asked_of(asked: Any, truth: bool, makers: Makers) -> Value | Equal | None:
     """The mask of which it was asked whether it chooses any row."""
-    made = makers.get(_plain(asked, makers)) if isinstance(asked, Value) else None
+    made = makers.get(plain(asked, makers)) if isinstance(asked, Value) else None
     if made is None or not isinstance(asked, Value):
         return None
     if made.kind == "not":
@@ -159,7 +167,7 @@ def _asked_of(asked: Any, truth: bool, makers: Makers) -> Value | Equal | None:
     }
     if compared.get((made.kind, made.attrs.get("other"))) is not truth:
         return None
-    counted = _plain(made.inputs[0], makers)
+    counted = plain(made.inputs[0], makers)
     if (one := _bin(counted, makers)) is not None:
         return one
     total = makers.get(counted)
@@ -179,7 +187,7 @@ def _bin(counted: Value, makers: Makers) -> Equal | None:
         number = chosen.outputs.index(counted)
     else:
         return None
-    total = makers.get(_plain(chosen.inputs[0], makers))
+    total = makers.get(plain(chosen.inputs[0], makers))
     if total is None or total.kind != "sum" or len(total.output.shape) != 1:
         return None
     rank = len(total.inputs[0].shape)
@@ -193,25 +201,25 @@ def _bin(counted: Value, makers: Makers) -> Equal | None:
 
 def _equal(chosen: Value, makers: Makers) -> Equal | None:
     """``base == number`` in any shape."""
-    made = makers.get(_plain(chosen, makers))
+    made = makers.get(plain(chosen, makers))
     if made is None or made.kind != "eq" or not isinstance(made.attrs.get("other"), int):
         return None
     return Equal(_counted(made.inputs[0], makers, shapes=True), made.attrs["other"])
 
 
 def _mask_of(value: Value, makers: Makers) -> Value | None:
-    value = _plain(value, makers)
+    value = plain(value, makers)
     made = makers.get(value)
     if value.dtype != "bool" and made is not None and made.kind == "cast":
-        value = _plain(made.inputs[0], makers)
+        value = plain(made.inputs[0], makers)
     return value if value.dtype == "bool" else None
 
 
 def _hit(hit: Any, number: int, makers: Makers) -> Piece | None:
     """Of ``hit = (base.sum(all but dim 0) > 0)`` the entries that entry ``number`` is of."""
-    made = makers.get(_plain(hit, makers)) if isinstance(hit, Value) else None
+    made = makers.get(plain(hit, makers)) if isinstance(hit, Value) else None
     if made is not None and made.kind in ("gt", "ne") and made.attrs.get("other") == 0:
-        made = makers.get(_plain(made.inputs[0], makers))
+        made = makers.get(plain(made.inputs[0], makers))
     if made is None or made.kind not in ("sum", "any"):
         return None
     base = made.inputs[0]
@@ -243,7 +251,7 @@ def _counted(value: Value, makers: Makers, shapes: bool = False) -> Value:
 
 def _piece(chosen: Value, makers: Makers) -> Piece | None:
     """``base[number] != 0`` in any shape."""
-    made = makers.get(_plain(chosen, makers))
+    made = makers.get(plain(chosen, makers))
     if made is not None and made.kind == "ne" and made.attrs.get("other") == 0:
         made = makers.get(_counted(made.inputs[0], makers, shapes=True))
     if made is None or not made.inputs:
@@ -261,12 +269,12 @@ def _piece(chosen: Value, makers: Makers) -> Piece | None:
 
 def _number(value: Value, makers: Makers) -> int | None:
     """The one number that a piece of `arange` is."""
-    made = makers.get(_plain(value, makers))
+    made = makers.get(plain(value, makers))
     if made is None or math.prod(value.shape) != 1:
         return None
     if made.kind in ("select", "slice"):
         start = made.attrs["index" if made.kind == "select" else "start"]
-        steps = makers.get(_plain(made.inputs[0], makers))
+        steps = makers.get(plain(made.inputs[0], makers))
         if steps is not None and steps.kind == "arange" and isinstance(steps.attrs["start"], int):
             return int(steps.attrs["start"] + start * steps.attrs["step"])
     return None

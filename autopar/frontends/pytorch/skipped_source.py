@@ -9,10 +9,15 @@ import ast
 from collections.abc import Iterator, Sequence
 
 
-def skipping(path: list[ast.AST]) -> tuple[bool, range, frozenset[str]] | None:
+def skipping(
+    path: list[ast.AST], inside: bool | None = None
+) -> tuple[bool, range, frozenset[str]] | None:
     """For the nodes around a question: the truth with which the branch runs that is skipped else,
     its lines, and the names that it assigns. None where another branch computes instead, or it
-    does more than compute tensors."""
+    does more than compute tensors.
+
+    inside: the truth that leads into the branch at once, of a question that is one of several.
+    """
     place = len(path) - 1
     while place >= 0 and isinstance(path[place], ast.expr):
         place -= 1
@@ -23,16 +28,20 @@ def skipping(path: list[ast.AST]) -> tuple[bool, range, frozenset[str]] | None:
     while isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         test, flips = test.operand, not flips
     asked = path[place + 1 :]
-    if isinstance(test, ast.BoolOp) or (asked and test not in asked):
+    if not isinstance(test, ast.BoolOp):
+        inside = not flips
+        if asked and test not in asked:
+            return None
+    elif inside is None:
         return None
-    body, truth = above.body, True
+    body = above.body
     if [type(s) for s in body] == [ast.Continue]:
         rest = _behind(above, path[place - 1]) if place else None
-        if rest is None:
+        if rest is None or isinstance(test, ast.BoolOp):
             return None
-        body, truth = rest, False
+        body, inside = rest, flips
     known = left_by(body, path)
-    return None if known is None else (truth != flips, *known)
+    return None if known is None else (inside, *known)
 
 
 def left_by_rounds(loop: ast.For, path: Sequence[ast.AST]) -> tuple[range, frozenset[str]] | None:
