@@ -317,6 +317,35 @@ def test_what_the_first_forward_alone_prepares() -> None:
         captured(body, prepare(_first_call))
 
 
+def test_a_table_that_the_first_batch_made_is_named_before_marks_of_hooks() -> None:
+    """As transformers' Wav2Vec2-Conformer extends its positions, and notes that it has hooks."""
+
+    def body(m: Any, h: Tensor) -> Tensor:
+        m._output_capturing_hooks_installed, m.seen = True, True
+        if m.scale.shape[0] < h.shape[-1]:
+            m.scale = h.detach().abs().mean(0)
+        return (h / m.scale).square().mean()
+
+    def prepare(m: Any) -> None:
+        m._output_capturing_hooks_installed, m.seen = None, None
+        m.register_buffer("scale", torch.ones(1), persistent=False)
+
+    with pytest.raises(errors.MutationError, match=r"the forward keeps scale and computes with it"):
+        captured(body, prepare)
+
+
+def test_marks_of_hooks_are_not_named() -> None:
+    def body(m: Any, h: Tensor) -> Tensor:
+        m._output_capturing_hooks_installed = True
+        return _count(m, h)
+
+    def prepare(m: Any) -> None:
+        m._output_capturing_hooks_installed, m.steps = None, 0
+
+    with pytest.raises(errors.MutationError, match=r"counts in steps \(0 to 1\) and computes"):
+        captured(body, prepare)
+
+
 def _seeded(m: Any, h: Tensor) -> Tensor:
     torch.manual_seed(3)
     return (h * torch.rand_like(h)).mean()

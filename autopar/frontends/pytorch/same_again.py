@@ -17,6 +17,8 @@ from autopar.torch_private.ops import op_name, schema_of
 _SAME = frozenset(
     "alias detach to _to_copy slice contiguous view lift_fresh lift_fresh_copy".split()
 )
+_INSTALLED = ("_output_capturing_hooks_installed",)
+"""Where transformers notes that it has hooked into a model: no forward computes with that."""
 
 
 def check_same_again(first: Trace, second: Trace) -> None:
@@ -32,8 +34,14 @@ def check_same_again(first: Trace, second: Trace) -> None:
     if _text(first, tables) == _text(second, {}):
         return
     before, after = first.before, first.left
-    changed = [(k, before.get(k), v) for k, v in after.items() if before.get(k) != v]
-    if changed:
+    changed = [
+        (k, before.get(k), v)
+        for k, v in after.items()
+        if before.get(k) != v and k[1] not in _INSTALLED
+    ]
+    if read := [name for name in first.made if name in _read_again(second, tables)]:
+        what = f"keeps {', '.join(read[:3])} and computes with it the next time"
+    elif changed:
         shown = ", ".join(f"{'.'.join(filter(None, k))} ({a} to {b})" for k, a, b in changed[:3])
         what = f"counts in {shown} and computes with it"
     else:
@@ -41,6 +49,13 @@ def check_same_again(first: Trace, second: Trace) -> None:
     raise MutationError(
         f"the forward {what}, so the second step is not what the first is. {ADVICE}"
     )
+
+
+def _read_again(second: Trace, tables: Mapping[str, str]) -> set[str]:
+    """Attributes that the second forward finds and computes with, but for ``tables``."""
+    live = _live(second.graph, {})
+    read = {_held_name(second, n) for n in live if n.op == "get_attr"}
+    return (read & second.kept) - set(tables.values())
 
 
 def _from_the_batch(trace: Trace) -> set[str]:
