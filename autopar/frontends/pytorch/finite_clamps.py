@@ -52,8 +52,8 @@ def _infinite(mask: Value, truth: bool, makers: Makers) -> Value | None:
     return plain(made.inputs[0], makers) if known else None
 
 
-def _first(found: Iterable[Value | None]) -> Value | None:
-    return next((value for value in found if value is not None), None)
+def _first(values: Iterable[Value | None]) -> Value | None:
+    return next((value for value in values if value is not None), None)
 
 
 def is_clamped(was: Any, now: Any, finite: Value, makers: Makers) -> bool:
