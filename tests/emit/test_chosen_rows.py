@@ -92,6 +92,12 @@ def _twice(m: Any, h: Tensor, y: Tensor, keep: Tensor) -> Tensor:
     return rows[labels > 2].sum() + rows[labels <= 2].square().mean()
 
 
+def _words_of_samples(m: Any, h: Tensor, y: Tensor, keep: Tensor) -> Tensor:
+    """Of the samples that the first word chooses."""
+    samples = keep[:, 0]
+    return h[samples][keep[samples]].square().mean()
+
+
 def _softmax_over_rows(m: Any, h: Tensor, y: Tensor, keep: Tensor) -> Tensor:
     return (h[keep].softmax(0) * h[keep]).sum()
 
@@ -100,7 +106,7 @@ RIGHT = {
     f.__name__.lstrip("_"): f
     for f in (
         _mean_of_rows, _cross_entropy, _by_its_length, _logarithm, _selected, _largest, _product,
-        _written_back, _places, _twice, _softmax_over_rows,
+        _written_back, _places, _twice, _words_of_samples, _softmax_over_rows,
     )
 }  # fmt: skip
 

@@ -56,8 +56,9 @@ class Choices:
             mine, its = self.table.rows.get(x), self.table.rows.get(mask)
             if mine is None or mine != its or mine.dim or mine.inner != 1:
                 raise self.table.refused("a second choice among rows that a mask has chosen")
-            both = self.table.emit("and", [mine.mask, mask], mask.shape, "bool")
-            return self._cleaned(x, Rows(both))
+            thin = (*mine.mask.shape, *(1 for _ in mask.shape[1:]))
+            outer = self.table.reshaped(mine.mask, thin)
+            mask = self.table.emit("and", [outer, mask], mask.shape, "bool")
         rest = x.shape[len(mask.shape) :]
         flat = self.table.flattened(mask)
         shape = (flat.shape[0], *rest)
