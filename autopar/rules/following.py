@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from autopar.nouns.graph import Graph, Op
+from autopar.nouns.kinds import DRAWS
 from autopar.nouns.sharding import PARTIAL, WHOLE, Placement, split
 from autopar.rules.notation import PASS_ALONE, BoundRule, Rule
 from autopar.rules.pieces import (
@@ -44,6 +45,8 @@ class Scope:
     """Of tensors that are whole on every rank the dim along which readers may take samples."""
     behind: dict[str, int] = field(default_factory=dict)
     """Of tensors whose pieces do not lie one behind the other, see `autopar.rules.pieces`."""
+    drawn: set[str] = field(default_factory=set)
+    """Tensors made of random numbers, which each rank and microbatch draws for itself."""
     alike: set[str] = field(default_factory=set)
     """Tensors of one number everywhere, of which one piece is as good as another."""
     gathered: set[str] = field(default_factory=set)
@@ -64,6 +67,8 @@ class Scope:
     def _call(self, op: Op, scopes: Mapping[str, Scope]) -> None:
         body = scopes[op.attrs["block"]]
         for inner, outer in zip(body.graph.inputs, op.inputs, strict=True):
+            if outer in self.drawn:
+                body.drawn.add(inner)
             known, now = body.entering.get(inner), self.states.get(outer)
             body.entering[inner] = self._joined(known, now, op, inner)
             if body.behind.setdefault(inner, self.behind.get(outer, 1)) != self.behind.get(
@@ -74,6 +79,8 @@ class Scope:
             body.forward(scopes)
             body.followed = dict(body.entering)
         for inner, outer in zip(body.graph.outputs, op.outputs, strict=True):
+            if inner in body.drawn:
+                self.drawn.add(outer)
             self.states[outer] = body.states.get(inner)
             self.behind[outer] = body.behind.get(inner, 1)
 
@@ -90,6 +97,8 @@ class Scope:
         bound = self.bound_rule(op)
         if op.kind == "full":
             self.alike.update(op.outputs)
+        if op.kind in DRAWS or not self.drawn.isdisjoint(op.inputs):
+            self.drawn.update(op.outputs)
         states = [self.states.get(name) for name in op.inputs]
         factor, mixed = self._factor(op, bound, states)
         sums = [i for i, s in enumerate(states) if s == PARTIAL]
@@ -227,25 +236,31 @@ class Scope:
         return self.apart.get(name) if state == WHOLE else dim_of(state)
 
     def _sums(self, op: Op, bound: BoundRule, sums: Sequence[int], states: Sequence[State]) -> None:
-        choice = self._passing(bound.rule, sums, states) if self._has_gradient(op) else None
+        choice = self._passing(op, bound.rule, sums, states) if self._has_gradient(op) else None
         if choice is None:
             self._needs_whole(op, op.inputs[sums[0]])
             self._whole(op, bound)
             return
         for i, state in enumerate(states):
-            if bound.rule.takes_partial(choice, i) and state == WHOLE:
+            once = state == WHOLE or (state is None and op.inputs[i] in self.drawn)
+            if bound.rule.takes_partial(choice, i) and once:
                 self._against(op, f"adds {op.inputs[i]} once to a sum over the batch")
         self._gives(op, choice, PARTIAL)
 
-    def _passing(self, rule: Rule, sums: Sequence[int], states: Sequence[State]) -> str | None:
+    def _passing(
+        self, op: Op, rule: Rule, sums: Sequence[int], states: Sequence[State]
+    ) -> str | None:
         """The choice by which partial sums at ``sums`` pass through an op; None: they do not.
 
         Of a product one factor may be a sum where no sample has a say in the others (a learned
-        weight of a loss): what these are is the same number in every share, so shares add up.
+        weight of a loss) and none is drawn: what these are is the same number in every share, so
+        shares add up.
         """
+        others = [i for i in range(len(states)) if i not in sums]
+        drawn = {i for i in others if op.inputs[i] in self.drawn}
         if all(rule.carries_partial(i) for i in sums):
-            return PASS_PARTIAL
-        free = all(state is None for i, state in enumerate(states) if i not in sums)
+            return PASS_PARTIAL if all(map(rule.carries_partial, drawn)) else None
+        free = not drawn and all(states[i] is None for i in others)
         return PASS_ALONE[sums[0]] if len(sums) == 1 and sums[0] in rule.alone and free else None
 
     def _gives(self, op: Op, choice: str, state: State) -> None:

@@ -12,7 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from autopar.frontends.pytorch.errors import CaptureError
+from autopar.nouns.batch import sample_dims
 from autopar.nouns.mesh import Mesh
+from autopar.rules.batch import batch_flow
 from tests.emit.harness import capture_of, check, emitted
 from tests.emit.random_stage import random_stage
 
@@ -87,6 +89,41 @@ def _places(m: Any, h: Tensor, y: Tensor, keep: Tensor) -> Tensor:
     return torch.zeros_like(flat).index_add(0, rows, m.into(flat[rows])).square().mean()
 
 
+def _routed(m: Any, h: Tensor, y: Tensor, keep: Tensor) -> Tensor:
+    """As a layer of experts is written by hand: each adds to the tokens that chose it."""
+    flat = h.flatten(0, 1)
+    weights, chosen = flat[:, :4].softmax(-1).topk(2, -1)
+    out = torch.zeros_like(flat)
+    for expert in range(3):
+        token, slot = torch.where(chosen == expert)
+        scale = weights[token, slot, None] + m.vector[:2][slot, None]
+        out.index_add_(0, token, m.into(flat[token]) * scale)
+    return out.square().mean()
+
+
+def _routed_by_slots(m: Any, h: Tensor, y: Tensor, keep: Tensor) -> Tensor:
+    """As Mixtral's: the mask of an expert has slots before tokens."""
+    flat = h.flatten(0, 1)
+    weights, chosen = flat[:, :4].softmax(-1).topk(2, -1)
+    mask = F.one_hot(chosen, 4).permute(2, 1, 0)
+    out = torch.zeros_like(flat)
+    for expert in range(4):
+        slot, token = torch.where(mask[expert])
+        state = m.into(flat[None, token].reshape(-1, WIDTH)) * (expert + 1)
+        out.index_add_(0, token, (state * weights[token, slot, None]).to(h.dtype))
+    return out.square().mean()
+
+
+def _routed_and_written(m: Any, h: Tensor, y: Tensor, keep: Tensor) -> Tensor:
+    flat = h.flatten(0, 1)
+    weights, chosen = flat[:, :4].softmax(-1).topk(2, -1)
+    out = torch.zeros_like(flat)
+    for expert in range(4):
+        token, slot = (chosen == expert).nonzero(as_tuple=True)
+        out[token] += weights[token, slot, None] * m.into(flat[token])
+    return out.square().mean()
+
+
 def _twice(m: Any, h: Tensor, y: Tensor, keep: Tensor) -> Tensor:
     rows, labels = h[keep], y[keep]
     return rows[labels > 2].sum() + rows[labels <= 2].square().mean()
@@ -106,7 +143,8 @@ RIGHT = {
     f.__name__.lstrip("_"): f
     for f in (
         _mean_of_rows, _cross_entropy, _by_its_length, _logarithm, _selected, _largest, _product,
-        _written_back, _places, _twice, _words_of_samples, _softmax_over_rows,
+        _written_back, _places, _routed, _routed_by_slots, _routed_and_written, _twice,
+        _words_of_samples, _softmax_over_rows,
     )
 }  # fmt: skip
 
@@ -118,6 +156,12 @@ def test_numbers(name: str) -> None:
     made = capture_of(partial(Model, RIGHT[name]), batch)
     for mesh in ("dp_shard=2 x tp=2", "dp_replicate=4"):
         check(emitted(made, random_stage(made, Mesh.parse(mesh), 1, 0)), model, batch())
+
+
+@pytest.mark.parametrize("loss", [_routed, _routed_by_slots, _routed_and_written])
+def test_tokens_are_routed_apart(loss: Any) -> None:
+    made = capture_of(partial(Model, loss), batch)
+    assert not batch_flow(made.graph, sample_dims(made.batch)).obstacles
 
 
 def test_it_is_told_that_all_rows_are_computed() -> None:

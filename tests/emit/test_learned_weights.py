@@ -111,3 +111,16 @@ def test_what_is_not_linear_in_means_is_not_cut_into_microbatches(body: Body) ->
     assert "needs the whole of" in batch_flow(captured.graph, DIMS).obstacles[0]
     spread = random_stage(captured, Mesh.parse("dp_replicate=2 x dp_shard=2"), 1, 0)
     check(emitted(captured, spread), model, batch())
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        lambda m, near, far, spare: near * torch.softmax(torch.randn(2), 0)[0],
+        lambda m, near, far, spare: near * F.dropout(m.s, 0.5).sum(),
+        lambda m, near, far, spare: near * m.t + m.t * torch.rand(()),
+    ],
+)
+def test_weights_that_are_drawn_are_drawn_once(body: Body) -> None:
+    """A microbatch would draw another one."""
+    assert batch_flow(captured_of(body).graph, DIMS).obstacles

@@ -99,10 +99,12 @@ def counts_of(
 @dataclass(frozen=True, eq=False, slots=True)
 class _Known:
     """A value of the walk. of: the entries with samples that it follows from alone; None: it
-    follows from parameters too, or from what is no sample; ``value`` where it is computed."""
+    follows from parameters too, or from what is no sample; ``value`` where it is computed.
+    ``cast``: the value, and its aval, that it is in another floating dtype."""
 
     of: frozenset[str] | None
     value: Any = None
+    cast: tuple[_Known, Any] | None = None
 
 
 @dataclass(slots=True)
@@ -115,7 +117,7 @@ class _Walk:
     shapes: list[Any] = field(default_factory=list)
     of: list[frozenset[str]] = field(default_factory=list)
     counts: list[Any] = field(default_factory=list)
-    _places: dict[int, tuple[_Known, _Known]] = field(default_factory=dict)
+    _places: dict[int, tuple[_Known, int]] = field(default_factory=dict)
 
     def run(
         self, jaxpr: Any, consts: Sequence[Any], operands: Sequence[_Known], caller: Any = None
@@ -154,22 +156,33 @@ class _Walk:
             made = bound(eqn, [x.value for x in inputs], caller)
         else:
             made = [None] * len(eqn.outvars)
+        if alone and _is_cast(eqn):
+            return [_Known(of, made[0], inputs[0].cast or (inputs[0], eqn.invars[0].aval))]
         return [_Known(of, value) for value in made]
 
     def _count(self, x: _Known, aval: Any) -> _Known:
-        """``x`` as an entry of the batch: the same for the same."""
-        if id(x) not in self._places:
-            place = len(self.shapes)
-            self.shapes.append(jax.ShapeDtypeStruct(aval.shape, aval.dtype))
+        """``x`` as an entry of the batch: the same for the same, in whatever floating dtype it is
+        read. Precisions then count alike: in a half one each reader may cast by itself."""
+        own, entry = x.cast or (x, aval)
+        if id(own) not in self._places:
+            self._places[id(own)] = own, len(self.shapes)
+            self.shapes.append(jax.ShapeDtypeStruct(entry.shape, entry.dtype))
             self.of.append(x.of or CONSTANT)
-            self.counts.append(x.value)
-            value = x.value if self.given is None else self.given[place].astype(aval.dtype)
-            self._places[id(x)] = x, _Known(x.of, value)
-        return self._places[id(x)][1]
+            self.counts.append(own.value)
+        _, place = self._places[id(own)]
+        value = x.value if self.given is None else self.given[place].astype(aval.dtype)
+        return _Known(x.of, value)
+
+
+def _is_cast(eqn: Any) -> bool:
+    """Of one floating number to another."""
+    dtypes = [str(v.aval.dtype) for v in (*eqn.invars, *eqn.outvars)]
+    floats = all(dtype.startswith(("float", "bfloat")) for dtype in dtypes)
+    return bool(eqn.primitive.name == "convert_element_type" and floats)
 
 
 def _is_count(x: _Known, aval: Any) -> bool:
-    number = str(getattr(aval, "dtype", "")).startswith(("float", "int", "uint"))
+    number = str(getattr(aval, "dtype", "")).startswith(("float", "bfloat", "int", "uint"))
     return bool(x.of) and tuple(aval.shape) == () and number
 
 

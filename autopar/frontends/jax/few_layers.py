@@ -40,7 +40,8 @@ from autopar.frontends.jax.precision import (
 @dataclass(frozen=True, slots=True)
 class Asked:
     """``flat``, which is ``loss`` or its results in a row, with the shapes of its parameters and
-    batch. ``precision``: of the workload. ``counts``: entries of the batch that are in none."""
+    batch. ``precision``: of the workload. ``counts``: entries of the batch
+    that keep their dtype in every precision."""
 
     loss: Callable[..., Any]
     flat: Callable[..., Any]
