@@ -40,9 +40,9 @@ test: lint
 gate: $(KERNELS)
 	$(BIN)/python -m benchmarks.gate
 
-# What of it `make test` does not run, one part at a time: both may run at once.
+# What of it `make test` does not run, in smaller samples.
 gate-beside-suite: $(KERNELS)
-	$(BIN)/python -m benchmarks.gate --beside-suite --jobs 1
+	$(BIN)/python -m benchmarks.gate --beside-suite
 
 lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
