@@ -170,7 +170,7 @@ ERRORS: tuple[Planted, ...] = (
         "layers:_batch_norm", "[*site.beside]", "[]"),
     _emission("a copy's gradient is not reduced", "narrow tp",
         "steps:calls", "call_of(step, part, name, size)",
-        'x if part == ("R", "D") else call_of(step, part, name, size)'),
+        'name if part == ("R", "D") else call_of(step, part, name, size)'),
     _runtime("copy_to sums nothing in backward", "narrow tp",
         "collectives:_CopyTo.backward", "backward(grad, *ctx.where)", "backward and grad"),
     _runtime("all_reduce divides its gradient among the ranks", "narrow tp",
