@@ -14,7 +14,7 @@ by its path: the full one at top level, relative to the instance inside a block.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Literal
@@ -173,6 +173,17 @@ def with_ops(graph: Graph, of: Callable[[Graph, Op], Op]) -> Graph:
 def without_sources(graph: Graph) -> Graph:
     """The graph as it would be if its source were unknown."""
     return with_ops(graph, lambda part, op: replace(op, source=Source()))
+
+
+def unique(name: str, taken: Iterable[str]) -> str:
+    """``name``, or ``name_1``, ``name_2``, ... if it is taken."""
+    used = set(taken)
+    if name not in used:
+        return name
+    number = 1
+    while f"{name}_{number}" in used:
+        number += 1
+    return f"{name}_{number}"
 
 
 def freeze(value: Any) -> Any:

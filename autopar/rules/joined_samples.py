@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from autopar.nouns.errors import first_of
-from autopar.nouns.graph import Graph, Op, Tensor
+from autopar.nouns.graph import Graph, Op, Tensor, unique
 from autopar.nouns.sharding import split
 from autopar.rules.batch import batch_flow
 from autopar.rules.implementations.table import GLOBAL_COUNT, SYNCHRONISED
@@ -129,8 +129,7 @@ class _Rewriting:
     def _join(self, op: Op) -> None:
         samples, *rest = self.tensors[op.inputs[0]].shape
         parts = len(op.inputs)
-        attrs: dict[str, Any] = {"dim": 1}
-        stacked = self._add("stack", op, op.inputs, attrs, (samples, parts, *rest))
+        stacked = self._add("stack", op, op.inputs, {"dim": 1}, (samples, parts, *rest))
         self._reshape(op, stacked, (samples * parts, *rest), op.name)
         self.turns[op.name] = Turns(0, samples, parts)
 
@@ -181,7 +180,12 @@ class _Rewriting:
         shape = tuple(apart.shape[d] for d in dims)
         together = len(self.tensors[name].shape) + 1 == len(shape)
         made = self._add(
-            "transpose", op, (apart.name,), {"dims": dims}, shape, result if together else None
+            "transpose",
+            op,
+            (apart.name,),
+            {"dims": tuple(dims)},
+            shape,
+            result if together else None,
         )
         if together or result is None:
             return made
@@ -200,7 +204,7 @@ class _Rewriting:
     def _reshape(
         self, op: Op, of: Tensor, shape: Sequence[int], result: str | None = None
     ) -> Tensor:
-        return self._add("reshape", op, (of.name,), {"shape": list(shape)}, shape, result)
+        return self._add("reshape", op, (of.name,), {"shape": tuple(shape)}, shape, result)
 
     def _add(
         self,
@@ -215,18 +219,14 @@ class _Rewriting:
         source = self.tensors[inputs[0]]
         graded = any(self.tensors[name].differentiable for name in inputs)
         if result is None:
-            tensor = Tensor(self._free(op, kind), tuple(shape), source.dtype, differentiable=graded)
-            self.tensors[tensor.name] = tensor
+            folder = op.name.rpartition("/")[0]
+            name = unique(f"{folder}/{kind}" if folder else kind, self.tensors)
+            tensor = Tensor(name, tuple(shape), source.dtype, differentiable=graded)
+            self.tensors[name] = tensor
         else:
             tensor = self.tensors[result]
         self.ops.append(Op(kind, inputs, (tensor.name,), attrs, op.source))
         return tensor
-
-    def _free(self, op: Op, kind: str) -> str:
-        folder = op.name.rpartition("/")[0]
-        base = f"{folder}/{kind}" if folder else kind
-        names = (base, *(f"{base}_{i}" for i in range(1, len(self.tensors) + 2)))
-        return next(name for name in names if name not in self.tensors)
 
 
 def _taken(op: Op, turns: Turns, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, int, int]]:

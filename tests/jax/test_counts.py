@@ -176,6 +176,20 @@ def test_one_that_is_read_twice_leaves_casts_as_they_are(dtype: str) -> None:
     assert "float32" in [op.attrs["dtype"] for op in captured.graph.ops if op.kind == "cast"]
 
 
+def test_a_loss_that_counts_otherwise_in_half_precision_keeps_its_counts() -> None:
+    """Its own casts are found in both precisions."""
+
+    def loss(params: Any, batch: Any) -> Any:
+        own = losses(params, batch)
+        mask = (batch["labels"] > 0).astype(jnp.float32)
+        total = (own.astype(jnp.float32) * mask).sum() / mask.sum()
+        return total if own.dtype == jnp.float32 else total / jnp.exp(-mask.sum())
+
+    captured = capture(loss, PARAMS, abstract_batch(batch()), precision="bfloat16")
+    assert captured.draws is None
+    assert any("cast" in note for note in captured.notes), captured.notes
+
+
 def test_layers_of_a_list_leave_their_loss_its_count() -> None:
     params = {**PARAMS, "layers": [models.shape(8, 8)] * 6}
     given = abstract_batch(batch())

@@ -206,8 +206,8 @@ def _degrees(by_axis: Mapping[str, int]) -> str:
 
 def _settings(plan: Plan, captured: CapturedModel, lowered: Lowered) -> list[str]:
     whole = tuple(e.name for e in _read(captured) if e.batch_dim is None and e.shape)
-    counts = tuple(e.name for e in captured.batch if e.kind == "count")
-    counts = counts if plan.precision != "float32" else ()
+    half = plan.precision != "float32"
+    counts = tuple(e.name for e in captured.batch if half and e.kind == "count")
     lines = Lines(0)
     lines.add(
         f"SETTINGS = Settings(zero={plan.each('zero')}, microbatches={plan.microbatches}, "

@@ -14,7 +14,7 @@ import numpy as np
 from autopar.frontends.jax.aux import aux_of, results_of
 from autopar.frontends.jax.built import Built, built, built_of_few
 from autopar.frontends.jax.constants import held_note
-from autopar.frontends.jax.counts import counts_of
+from autopar.frontends.jax.counts import OtherCounts, counts_of
 from autopar.frontends.jax.draws import Draws, drawn_entries, drawn_note, draws_of, with_counts
 from autopar.frontends.jax.errors import (
     BatchError,
@@ -76,13 +76,24 @@ def capture(
     made = None if few is None else built_of_few(asked, few)
     if few is not None and made is not None:
         return _captured(made, few.closed, asked, entries)
+    try:
+        return _all_layers(asked, entries, has_aux)
+    except OtherCounts:  # in half precision: they stay in the loss
+        return _all_layers(asked, entries, has_aux, counted=False)
+
+
+def _all_layers(
+    asked: Asked, entries: tuple[BatchEntry, ...], has_aux: bool, counted: bool = True
+) -> Captured:
+    """``counted``: counts leave the loss. Raises `OtherCounts`."""
+    loss, flat, params, batch = asked.loss, asked.flat, asked.params, asked.batch
     closed, shapes = _jaxpr(loss, flat, params, batch, has_aux)
     draws = draws_of(flat, closed, params, batch)
     if draws is not None:
         flat, batch = draws.loss, draws.planned()
         closed, shapes = _jaxpr(loss, flat, params, batch, has_aux)
         entries = tuple(e for e in entries if e.name in batch)
-    counts = counts_of(flat, closed, params, batch, _small(entries))
+    counts = counts_of(flat, closed, params, batch, _small(entries)) if counted else None
     if counts is not None:
         draws = with_counts(draws, flat, closed, params, batch, counts)
         flat, batch = counts.loss, counts.planned()
@@ -91,8 +102,8 @@ def capture(
         flat = without_complex(flat)
         closed, shapes = _jaxpr(loss, flat, params, batch, has_aux)
     samples_of(entries)  # an entry whose samples differ is told before what the loss does
-    counted = frozenset(() if counts is None else counts.shapes)
-    made = built(replace(asked, flat=flat, batch=batch, counts=counted), closed)
+    kept = frozenset(() if counts is None else counts.shapes)
+    made = built(replace(asked, flat=flat, batch=batch, counts=kept), closed)
     aux = aux_of(shapes, made.results) if has_aux else None
     return _captured(made, closed, asked, entries, draws, aux)
 

@@ -26,6 +26,10 @@ Arrays = Mapping[str, Any]
 CONSTANT: frozenset[str] = frozenset()
 
 
+class OtherCounts(Exception):
+    """In another precision the loss has more counts than were found in it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Counts:
     """The counts of ``flat(params, batch)``, a loss or its results in a row.
@@ -170,8 +174,11 @@ class _Walk:
             self.of.append(x.of or CONSTANT)
             self.counts.append(own.value)
         _, place = self._places[id(own)]
-        value = x.value if self.given is None else self.given[place].astype(aval.dtype)
-        return _Known(x.of, value)
+        if self.given is None:
+            return _Known(x.of, x.value)
+        if place == len(self.given):
+            raise OtherCounts
+        return _Known(x.of, self.given[place].astype(aval.dtype))
 
 
 def _is_cast(eqn: Any) -> bool:

@@ -19,10 +19,10 @@ from autopar.frontends.jax.draft import (
 )
 from autopar.frontends.jax.errors import CaptureError
 from autopar.frontends.jax.gradients import differentiable
-from autopar.frontends.jax.naming import common_parent, modules, unique
+from autopar.frontends.jax.naming import common_parent, modules
 from autopar.frontends.jax.shared_stacks import Stacks
 from autopar.frontends.jax.simplify import BINARY
-from autopar.nouns.graph import Block, Graph, Op, Role, Source, Tensor
+from autopar.nouns.graph import Block, Graph, Op, Role, Source, Tensor, unique
 
 
 def graph_of(draft: Draft) -> tuple[Graph, Stacks]:

@@ -39,17 +39,6 @@ def modules(draft: Draft, prefix: str) -> dict[Node, str]:
     return scopes
 
 
-def unique(name: str, taken: Iterable[str]) -> str:
-    """``name``, or ``name_1``, ``name_2``, ... if it is taken."""
-    used = set(taken)
-    if name not in used:
-        return name
-    number = 1
-    while f"{name}_{number}" in used:
-        number += 1
-    return f"{name}_{number}"
-
-
 def _anchor(node: Node, prefix: str) -> str | None:
     paths = [_relative(v.path, prefix) for v in node.values if v.role == "parameter"]
     return _common([_parent(p) for p in paths]) if paths else None

@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import jax.extend.core as jex
 
+from autopar.frontends.jax.counts import OtherCounts
 from autopar.frontends.jax.derivatives import CUSTOM
 from autopar.frontends.jax.places import frames_of, place_of
 from autopar.frontends.jax.precision import inner_jaxprs
@@ -50,7 +51,8 @@ def in_half(
     counts: Collection[str] = (),
 ) -> Any:
     """The jaxpr of ``loss`` for parameters and batch in ``precision``, but for the entries of
-    ``counts``; None where that is no half precision, or the loss cannot be traced in it."""
+    ``counts``; None where that is no half precision, or the loss cannot be traced in it. Raises
+    `OtherCounts`."""
     if precision not in HALF:
         return None
 
@@ -61,6 +63,8 @@ def in_half(
     try:
         given = {n: v if n in counts else jax.tree.map(low, v) for n, v in batch.items()}
         return jax.make_jaxpr(loss)(jax.tree.map(low, params), given)
+    except OtherCounts:
+        raise
     except Exception:  # a user's function may well insist on its own dtypes
         return None
 

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from autopar.frontends.pytorch.chosen_rows import Column, Rows, RowTable, is_open, symbols_of
+from autopar.frontends.pytorch.chosen_columns import Column, Columns
+from autopar.frontends.pytorch.chosen_rows import Rows, RowTable, is_open, symbols_of
 from autopar.frontends.pytorch.ir import Value
 from autopar.torch_private.ops import op_name
 
@@ -17,7 +18,7 @@ class Choices:
     """Ops of one trace that choose rows by masks, on all rows."""
 
     def __init__(self, table: RowTable) -> None:
-        self.table = table
+        self.table, self.columns = table, Columns(table)
         self.choosing = {
             "index": self._index,
             "masked_select": self._select,
@@ -45,7 +46,7 @@ class Choices:
         indices: Any = node.args[1]
         if len(indices) == 1 and (made := self._placed(node)) is not None:
             return made
-        if (made := self._at_columns(node)) is not None:
+        if (made := self.columns.read_at(node)) is not None:
             return made
         masks = [i for i in indices if i is not None and i.meta["val"].dtype == torch.bool]
         if not masks:
@@ -64,7 +65,7 @@ class Choices:
         rest = x.shape[len(mask.shape) :]
         flat = self.table.flattened(mask)
         shape = (flat.shape[0], *rest)
-        return self._cleaned(self.table.reshaped(x, shape), Rows(flat))
+        return self.table.cleaned(self.table.reshaped(x, shape), Rows(flat))
 
     def _placed(self, node: fx.Node) -> Value | None:
         """``x[rows]`` with the places of a mask along dim 0: x, with the rows that it chooses."""
@@ -75,62 +76,7 @@ class Choices:
         )
         if mask is None or x in self.table.rows or mask.shape != x.shape[:1]:
             return None
-        return self._cleaned(x, Rows(self.table.flattened(mask)))
-
-    def _at_columns(self, node: fx.Node) -> Value | None:
-        """``x[t]`` or ``x[t, k]`` with the places ``t, k = where(mask)``: what each entry of the
-        mask would read of x."""
-        indices: Any = node.args[1]
-        x = self.table.lifter.read(node.args[0])
-        lead = next(i for i, index in enumerate(indices) if index is not None)
-        read = [self.table.lifter.read(index) for index in indices[lead:] if index is not None]
-        columns = [self.table.columns[v] for v in read if v in self.table.columns]
-        if (
-            x in self.table.rows
-            or len(columns) < len(read)
-            or None in indices[lead : lead + len(read)]
-        ):
-            return None
-        rows, shape, dims = columns[0].rows, columns[0].shape, [c.dim for c in columns]
-        before, rest = x.shape[:lead], x.shape[lead + len(dims) :]
-        sizes = tuple(shape[d] for d in dims)
-        if {c.rows for c in columns} != {rows} or x.shape != (*before, *sizes, *rest):
-            return None
-        if len(set(dims)) < len(dims):
-            return None
-        if dims != sorted(dims):
-            own = sorted(range(len(dims)), key=lambda i: dims[i])
-            order = (*range(lead), *(lead + i for i in own), *range(lead + len(dims), len(x.shape)))
-            moved = tuple(x.shape[d] for d in order)
-            x = self.table.emit("transpose", [x], moved, x.dtype, dims=order)
-        x = self.table.reshaped(
-            x, (*before, *(n if d in dims else 1 for d, n in enumerate(shape)), *rest)
-        )
-        wide = (*before, *shape, *rest)
-        if x.shape != wide:
-            x = self.table.emit("expand", [x], wide, x.dtype, shape=wide)
-        return self._cleaned(
-            self.table.reshaped(x, (*before, math.prod(shape), *rest)), Rows(rows.mask, lead)
-        )
-
-    def _summed_at(self, x: Value, dim: int, index: Value, source: Value) -> Value | None:
-        """What rows at the places of a mask of several dims add to x along ``dim``, where the
-        indices there are ``index``: a sum over the mask's other dims."""
-        column, rows = self.table.columns.get(index), self.table.rows.get(source)
-        if column is None or rows != Rows(column.rows.mask, dim) or source.dtype != x.dtype:
-            return None
-        before, rest = x.shape[:dim], x.shape[dim + 1 :]
-        flat = (*before, math.prod(column.shape), *rest)
-        if x.shape[dim] != column.shape[column.dim] or source.shape != flat:
-            return None
-        kept = self.table.masked(source, rows, 0.0 if x.is_float else 0)
-        kept = self.table.reshaped(kept, (*before, *column.shape, *rest))
-        over = tuple(dim + d for d in range(len(column.shape)) if d != column.dim)
-        if over:
-            kept = self.table.emit("sum", [kept], x.shape, x.dtype, dims=over, keepdim=False)
-        made = self.table.emit("add", [x, kept], x.shape, x.dtype)
-        self.table.unchanged.of[made] = x, column.mask
-        return made
+        return self.table.cleaned(x, Rows(self.table.flattened(mask)))
 
     def _mask_at(self, index: fx.Node | None) -> Value | None:
         """The mask that ``index`` is, or whose places it has."""
@@ -157,7 +103,7 @@ class Choices:
             lead = len(shape)
         flat = self.table.flattened(mask)
         x = self.table.reshaped(x, (math.prod(shape),))
-        return self._cleaned(x, Rows(flat, 0, math.prod(shape[lead:])))
+        return self.table.cleaned(x, Rows(flat, 0, math.prod(shape[lead:])))
 
     def _where(self, node: fx.Node) -> list[Value] | None:
         """The places where a condition holds, an index for each of its dims."""
@@ -173,14 +119,11 @@ class Choices:
         if mask in self.table.rows:
             raise self.table.refused("the places of rows that a mask has chosen")
         self.table.places.append(str(self.table.lifter.source))
-        dims_of = [*range(len(mask.shape))]
-        whole = mask
-        if len(mask.shape) > 1:
-            whole, dims_of = self.table.in_own_order(mask)
-        shape, rows = whole.shape, Rows(self.table.flattened(whole))
+        ordered, dims = self.columns.in_order(mask)
+        shape, rows = ordered.shape, Rows(self.table.flattened(ordered))
         made = []
         for own, size in enumerate(mask.shape):
-            dim = dims_of.index(own)
+            dim = dims.index(own)
             steps = self.table.emit(
                 "arange", [], (size,), "int64", start=0, stop=size, step=1, dtype="int64"
             )
@@ -190,7 +133,7 @@ class Choices:
             )
             made.append(self.table.reshaped(wide, (math.prod(shape),)))
             self.table.rows[made[-1]] = rows
-            self.table.columns[made[-1]] = Column(mask, rows, shape, dim)
+            self.columns.of[made[-1]] = Column(mask, rows, shape, dim)
             if len(shape) == 1:
                 self.table.places_of[made[-1]] = mask
         return made
@@ -265,7 +208,7 @@ class Choices:
             return None
         added = self.table.lifter.read(given[1 - given.index(own[0])])
         place = self.table.lifter.read(indices[0])
-        if (made := self._summed_at(x, 0, place, added)) is not None:
+        if (made := self.columns.added_at(x, 0, place, added)) is not None:
             return made
         rows = self.table.rows.get(added)
         if rows is None or rows != self.table.rows.get(place) or (rows.dim, rows.inner) != (0, 1):
@@ -301,7 +244,7 @@ class Choices:
         dim: Any = node.args[1]
         plain = x not in self.table.rows and node.kwargs.get("alpha", 1) == 1
         if mask is None and plain:
-            return self._summed_at(x, dim % len(x.shape), index, source)
+            return self.columns.added_at(x, dim % len(x.shape), index, source)
         if mask is None or rows is None or x in self.table.rows or node.kwargs.get("alpha", 1) != 1:
             return None
         same = (rows.mask, rows.dim, rows.inner) == (
@@ -314,12 +257,6 @@ class Choices:
         added = self.table.masked(source, rows, 0.0 if x.is_float else 0)
         made = self.table.emit("add", [x, added], x.shape, x.dtype)
         self.table.unchanged.of[made] = x, rows.mask
-        return made
-
-    def _cleaned(self, x: Value, rows: Rows) -> Value:
-        one = {"bool": False}.get(x.dtype, 1.0 if x.is_float else 0)
-        made = self.table.masked(x, rows, one)
-        self.table.rows[made] = rows
         return made
 
     def _remember(self, node: fx.Node, made: Value | list[Value]) -> None:

@@ -28,17 +28,6 @@ class Rows:
     inner: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
-    """The indices along one dim of the places of ``mask``: dim ``dim`` of ``shape``, of which the
-    rows of ``rows`` are the entries, one behind the other."""
-
-    mask: Value
-    rows: Rows
-    shape: tuple[int, ...]
-    dim: int
-
-
 class Walk(Protocol):
     """The walk over a trace that this serves: see `autopar.frontends.pytorch.lifter`."""
 
@@ -68,7 +57,6 @@ class RowTable:
     rows:      of each value that has such rows, which. places: where masks choose.
     masks:     by the symbol that says how many rows there are, with how often each row counts.
     most:      by symbol, how large it can be. places_of: of indices, the mask that they are of.
-    columns:   of indices, where the mask of several dims has them.
     unchanged: what is as before where a mask chooses no row.
     """
 
@@ -80,7 +68,6 @@ class RowTable:
         self.unchanged = Unchanged(self.masks, self.first_alike)
         self.most: dict[Any, int] = {}
         self.places_of: dict[Value, Value] = {}
-        self.columns: dict[Value, Column] = {}
         self._flat: dict[Value, Value] = {}
         self._alike: dict[tuple[Any, ...], Value] = {}
 
@@ -96,6 +83,13 @@ class RowTable:
         shape = tuple(n if d == rows.dim else 1 for d, n in enumerate(x.shape))
         out = self.reshaped(out, shape)
         return self.emit("masked_fill", [x, out], x.shape, x.dtype, value=value)
+
+    def cleaned(self, x: Value, rows: Rows) -> Value:
+        """x with the rows, in which those that are left out are ones."""
+        one = {"bool": False}.get(x.dtype, 1.0 if x.is_float else 0)
+        made = self.masked(x, rows, one)
+        self.rows[made] = rows
+        return made
 
     def count(self, symbols: Any) -> Value:
         """How many rows there are, as a number to compute with."""
@@ -128,31 +122,6 @@ class RowTable:
             return mask
         form = (made.kind, mask.shape, *map(self.first_alike, made.inputs), repr(made.attrs))
         return self._alike.setdefault(form, mask)
-
-    def in_own_order(self, mask: Value) -> tuple[Value, list[int]]:
-        """The mask with its dims in the order of what it is a part of, and of each the dim that it
-        was. Of ``one_hot(chosen).permute(2, 1, 0)[i]`` tokens are the first dim then, as they are
-        of all else that is made of them; in which order the rows stand no reader may ask."""
-        keys = self._order(mask)
-        dims = sorted(range(len(keys)), key=lambda d: keys[d])
-        if dims == [*range(len(dims))]:
-            return mask, dims
-        shape = tuple(mask.shape[d] for d in dims)
-        return self.emit("transpose", [mask], shape, "bool", dims=tuple(dims)), dims
-
-    def _order(self, value: Value) -> list[int]:
-        made = self.maker(value)
-        if made is None or len(made.inputs) != 1:
-            return [*range(len(value.shape))]
-        (x,) = made.inputs
-        if made.kind == "transpose":
-            keys = self._order(x)
-            return [keys[d] for d in made.attrs["dims"]]
-        if made.kind == "select":
-            keys = self._order(x)
-            del keys[made.attrs["dim"]]
-            return keys
-        return self._order(x) if x.shape == value.shape else [*range(len(value.shape))]
 
     def reshaped(self, x: Value, shape: tuple[int, ...]) -> Value:
         return x if x.shape == shape else self.emit("reshape", [x], shape, x.dtype, shape=shape)
