@@ -28,17 +28,16 @@ from typing import Any
 from benchmarks import census
 from benchmarks.figures import Target, machine, show
 from benchmarks.quick_xla import compile_quickly
+from benchmarks.sequences import LAYOUTS as SEQUENCES
 from benchmarks.train_files import LAYOUTS
 from benchmarks.zoo import PLANS
 from benchmarks.zoo_models import EXPERTS, ZOO
 
 SEED = 22
-MINUTES, BESIDE_MINUTES = 25.0, 15.0
+MINUTES, BESIDE_MINUTES = 25.0, 10.0
 """Of the whole table; of what the suite does not run."""
-SAME = 5
-"""How many families are drawn whose plans are to be the same."""
 TRAINED = "llama,examples/05_gpt_jax.py"
-JAX_PLANS = "shard, ZeRO 3;replicate x tp"
+JAX_PLANS = ("shard, ZeRO 3", "replicate x tp")
 OUT = Path("out/gate.json")
 FINDINGS: Mapping[str, Sequence[str]] = {
     "constants, masks": ("tests/emit/test_constants.py", "tests/jax/test_masks.py"),
@@ -144,21 +143,28 @@ FINDINGS: Mapping[str, Sequence[str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How many are drawn: families of the zoo (and one with experts), layouts of each, types of the
-    census, of these to verify, spellings, choices pinned, layouts trained under, planted errors."""
+    """How many are drawn: families of the zoo (and one with experts), layouts of each, families
+    whose plans are to be the same, layouts with split sequences and of JAX, types of the census, of
+    these to verify, spellings, choices pinned, layouts trained under, planted errors.
+
+    pipelines: what the names of those that are verified have in them."""
 
     families: int
     layouts: int
+    same: int
+    sequences: int
+    jax: int
     types: int
     verified: int
     spellings: int
     choices: int
     trained: int
     planted: int
+    pipelines: str
 
 
-WHOLE = Sizes(3, len(PLANS), 10, 3, 8, 16, len(LAYOUTS), 10)
-BESIDE = Sizes(3, 4, 6, 2, 4, 10, 6, 6)
+WHOLE = Sizes(3, len(PLANS), 5, len(SEQUENCES), 2, 10, 3, 8, 16, len(LAYOUTS), 10, "")
+BESIDE = Sizes(1, 4, 2, 6, 1, 3, 1, 2, 6, 3, 4, " x ")
 """Of the whole table; of what the suite does not run, where that runs too."""
 
 
@@ -178,20 +184,29 @@ def parts(sizes: Sizes = WHOLE) -> list[Part]:
     families = drawn.sample(sorted(ZOO.keys() - EXPERTS.keys()), WHOLE.families)[: sizes.families]
     families.append(drawn.choice(sorted(EXPERTS)))
     types = drawn.sample(census.names(None), WHOLE.types)[: sizes.types]
-    same = [*drawn.sample(sorted(ZOO), SAME), "examples/02_gpt.py", "gpus"]
+    same = drawn.sample(sorted(ZOO), WHOLE.same)[: sizes.same]
+    same += ["examples/02_gpt.py", "gpus"]
     layouts = drawn.sample(list(PLANS), WHOLE.layouts)[: sizes.layouts]
+    sequences = list(SEQUENCES)[: sizes.sequences]
+    of_jax = JAX_PLANS[: sizes.jax]
     trained = drawn.sample(list(LAYOUTS), WHOLE.trained)[: sizes.trained]
     benchmarks: Mapping[str, Sequence[str]] = {
         "same plans as committed": ("same_plans", "--families", ",".join(same), "--against"),
         "zoo, verified": ("zoo", "--families", ",".join(families), "--plans", ";".join(layouts)),
-        "sequences split, verified": ("sequences", "--families", families[0]),
-        "JAX, verified": ("zoo", "--families", "examples/05_gpt_jax.py", "--plans", JAX_PLANS),
+        "sequences split, verified": (
+            "sequences", "--families", families[0], "--plans", ";".join(sequences),
+        ),
+        "JAX, verified": (
+            "zoo", "--families", "examples/05_gpt_jax.py", "--plans", ";".join(of_jax),
+        ),
         "census, free plans": (
             "zoo", "--all", "--only", ",".join(types),
             "--sample", str(sizes.verified), "--seed", str(SEED),
         ),
         "spellings": ("spellings", "--sample", str(sizes.spellings), "--seed", "0"),
-        "every schedule, verified": ("pipelines", "--models", "examples/02_gpt.py"),
+        "every schedule, verified": (
+            "pipelines", "--models", "examples/02_gpt.py", "--only", sizes.pipelines,
+        ),
         "choices, verified": (
             "verified_choices", "--sample", str(sizes.choices), "--seed", str(SEED),
         ),

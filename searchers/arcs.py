@@ -51,7 +51,7 @@ def arcs(m: Model, big: float | None = None) -> Arcs:
     cell_start[0::2] = m.edge_start[:-1]
     cell_start[1::2] = m.edge_start[:-1] + half
     return Arcs(
-        start=m.start,
+        start=m.start.copy(),  # one that may not be written is another type, compiled once more
         out=np.argsort(tail, kind="stable"),
         out_start=offsets(np.bincount(tail, minlength=m.num_vars)),
         head=head,

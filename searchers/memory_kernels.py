@@ -148,8 +148,8 @@ def repair(arcs, unary, guide, memory, banned, max_steps):
             return step
         row = fullest_row(tree, leaves)
         best_rate = 1e300
-        best_v = -1
-        best_label = -1
+        best_v = np.int64(-1)  # a plain -1 is a type of its own, compiled for once more
+        best_label = np.int64(-1)
         for v in range(n):
             if banned[v]:
                 continue
