@@ -7,6 +7,7 @@ from typing import Any
 
 import autopar
 from benchmarks.census_configs import FIRST_SPECIAL, LENGTH, tiny
+from benchmarks.census_tasks.every import ENTRIES
 from benchmarks.census_types import IMAGE_TOKENS, OTHERS, OWN, TYPED
 
 BATCH = 8
@@ -41,11 +42,14 @@ def task_of(name: str) -> tuple[str, str]:
 
 def other_types() -> tuple[str, ...]:
     """The others, each with its task before it."""
-    return tuple(f"{task}/{model}" for task, models in OTHERS.items() for model in models)
+    named = (f"{task}/{model}" for task, models in OTHERS.items() for model in models)
+    return (*named, *ENTRIES)
 
 
 def workload_of(name: str) -> autopar.Workload:
     """The workload of a type, named as in `task_of`; raises where the library cannot build it."""
+    if name in ENTRIES:
+        return ENTRIES[name].workload()
     task, model = task_of(name)
     config, made = _config(task, model)
 
