@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import autopar
@@ -132,4 +133,66 @@ def every_second_one(x: Tensor, kinds: Tensor) -> Tensor:
 @pytest.mark.parametrize("function", [last_ones, every_second_one])
 def test_others_of_those_that_a_mask_chooses(function: Pieces) -> None:
     with pytest.raises(CaptureError):
+        capture(workload(function))
+
+
+def by_listed_sizes(x: Tensor, kinds: Tensor) -> Tensor:
+    sizes = torch.tensor([[1, 2], [2, 1]])
+    first, second = x.T.split((sizes.prod(-1) * 2).tolist())
+    heights = [torch.arange(h).repeat(w) for h, w in sizes.tolist()]
+    return first + second * torch.cat(heights).sum()
+
+
+def repeated(x: Tensor, kinds: Tensor) -> Tensor:
+    counts = torch.tensor([1, 0, 2, 3])
+    rows = torch.repeat_interleave(x.T[:4], counts, dim=0)
+    return rows * torch.repeat_interleave(counts * 2, counts)[:, None]
+
+
+def repeated_flat(x: Tensor, kinds: Tensor) -> Tensor:
+    return x.repeat_interleave(torch.arange(6 * D) % 3) * 2
+
+
+def distinct(x: Tensor, kinds: Tensor) -> Tensor:
+    ends = torch.unique_consecutive(torch.tensor([0, 2, 2, 5]))
+    return x.T[ends] * (torch.arange(4) > 1).nonzero().flatten().sum()
+
+
+def resized(x: Tensor, kinds: Tensor) -> Tensor:
+    mask = torch.ones(6, 4, 2)
+    sizes = zip(mask.sum(1)[:, 0].long(), mask.sum(2)[:, 0].long(), strict=True)
+    image = x.view(1, 6, 2, 4)
+    large = [F.interpolate(image, size=(h, w * 2), mode="bilinear") for h, w in sizes]
+    return torch.cat(large)
+
+
+def padded(x: Tensor, kinds: Tensor) -> Tensor:
+    more = torch.ceil(torch.tensor(3) / 2).to(torch.int64)
+    return F.pad(x, (1, more)) * torch.arange(D + 1 + more)
+
+
+@pytest.mark.parametrize(
+    "function", [by_listed_sizes, repeated, repeated_flat, distinct, resized, padded]
+)
+def test_sizes_by_constants(function: Pieces) -> None:
+    assert compare(workload(function)).worst < 1e-12
+
+
+def listed_of_the_batch(x: Tensor, kinds: Tensor) -> Tensor:
+    return x.split(kinds.tolist())[0]
+
+
+def repeated_by_the_batch(x: Tensor, kinds: Tensor) -> Tensor:
+    return x.repeat_interleave(kinds, dim=0).cumsum(0)
+
+
+def padded_by_the_batch(x: Tensor, kinds: Tensor) -> Tensor:
+    return F.pad(x, (0, kinds[0]))
+
+
+@pytest.mark.parametrize(
+    "function", [listed_of_the_batch, repeated_by_the_batch, padded_by_the_batch]
+)
+def test_sizes_by_the_batch(function: Pieces) -> None:
+    with pytest.raises(CaptureError, match="value of a tensor|rows that a mask chooses"):
         capture(workload(function))

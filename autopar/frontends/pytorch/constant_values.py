@@ -14,7 +14,7 @@ import torch
 from torch import fx
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 
-from autopar.torch_private.modes import without_modes, without_torch_function
+from autopar.torch_private.modes import FakeTensor, without_modes, without_torch_function
 from autopar.torch_private.ops import schema_of
 from autopar.torch_private.tensors import memory_of
 
@@ -39,9 +39,11 @@ def constant_of(tensor: torch.Tensor) -> torch.Tensor | None:
     node = node_of(tensor)
     if node is None or not (makers := _makers(node)):
         return None
-    values: dict[fx.Node, Any] = {}
+    values: dict[fx.Node, Any] = {n: _attribute(n) for n in makers if n.op == "get_attr"}
     with without_modes(), without_torch_function(), torch.no_grad():
         for made in makers:
+            if made in values:
+                continue
             if (given := _given(made)) is not None:
                 values[made] = values[given]
                 continue
@@ -83,20 +85,36 @@ def _given(node: fx.Node) -> fx.Node | None:
     return given
 
 
+def _attribute(node: fx.Node) -> Any:
+    """What a node reads from outside of the trace."""
+    mode: Any = get_proxy_mode()
+    return operator.attrgetter(str(node.target))(mode.tracer.root)
+
+
 def _is_plain(node: fx.Node) -> bool:
     target: Any = node.target
+    if node.op == "get_attr":  # what a forward writes out, as `torch.tensor([2, 3])`
+        held = _attribute(node)
+        return isinstance(held, torch.Tensor) and not isinstance(held, FakeTensor)
     drawn = torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
-    if node.op != "call_function" or schema_of(target) is None:
+    known = schema_of(target) is not None or target is operator.getitem
+    if node.op != "call_function" or not known:
         return False
     made = node.meta.get("val")
-    small = isinstance(made, torch.Tensor) and all(isinstance(n, int) for n in made.shape)
-    return small and not drawn and not writes(node) and made.numel() <= LARGEST  # type: ignore[union-attr]
+    several = made if isinstance(made, list | tuple) else [made]
+    return not drawn and not writes(node) and all(map(_is_small, several))
+
+
+def _is_small(made: object) -> bool:
+    known = isinstance(made, torch.Tensor) and all(isinstance(n, int) for n in made.shape)
+    return known and made.numel() <= LARGEST  # type: ignore[attr-defined]
 
 
 def writes(node: fx.Node) -> bool:
     """Whether an op changes the memory of an operand."""
     schema = schema_of(node.target)
-    return schema is not None and schema.is_mutable
+    own = node.target is torch.ops.aten.detach_.default  # of `torch.tensor`: no value is another
+    return schema is not None and schema.is_mutable and not own
 
 
 def is_written(node: fx.Node) -> bool:

@@ -28,6 +28,7 @@ from autopar.frontends.pytorch.binned import in_bins
 from autopar.frontends.pytorch.build import is_internal
 from autopar.frontends.pytorch.calls import Calls
 from autopar.frontends.pytorch.constant_indices import by_constant
+from autopar.frontends.pytorch.constant_sizes import sized_by_constants
 from autopar.frontends.pytorch.constant_values import constant_of, node_of
 from autopar.frontends.pytorch.errors import DataDependentError
 from autopar.frontends.pytorch.forward_errors import NEEDS_VALUES
@@ -50,7 +51,7 @@ from autopar.frontends.pytorch.unchecked import unchecked
 from autopar.nouns.graph import Source
 from autopar.torch_private.modes import without_modes, without_torch_function
 
-_VALUES = ("__bool__", "item", "__index__", "__int__")
+_VALUES = ("__bool__", "item", "__index__", "__int__", "tolist")
 _ANSWERS: Mapping[str, Callable[[FrameType], Any]] = {"__bool__": passing, "item": passing_number}
 _DRAWN = (
     "{}:{} decides by a random number that the forward draws, as LayerDrop does: which layers run "
@@ -253,6 +254,8 @@ class _Noting(TorchFunctionMode):
             func = torch.Tensor.detach
         elif (piece := by_constant(func, args, kwargs)) is not None:
             func, args = piece
+        elif (sized := sized_by_constants(func, args, kwargs)) is not None:
+            func, args, kwargs = sized
         elif (binned := in_bins(func, args, kwargs)) is not None:
             (func, args), kwargs = binned, None
         elif (plain := unchecked(func, args, kwargs)) is not None:
