@@ -76,3 +76,27 @@ def written_between(a: Tensor, b: Tensor, kept: Tensor) -> Tensor:
 def test_other_masks(function: Rows) -> None:
     with pytest.raises(CaptureError):
         capture(workload(function))
+
+
+def rows_of_their_own(a: Tensor, b: Tensor, kept: Tensor) -> Tensor:
+    """As many rows of ``b`` as are chosen, as features of images have it in every layer."""
+    a, mask = a.clone(), kept == 1
+    a[mask, :] = a[mask, :] + b.view(-1, 8)[:6]
+    return (a * torch.arange(5)[:, None]).square().sum()
+
+
+def rows_from_their_own(a: Tensor, b: Tensor, kept: Tensor) -> Tensor:
+    chosen = b.view(-1, 8)[:6] * a[kept == 1].sin()
+    return chosen.square().mean() + (b.view(-1, 8)[:6] - a[kept == 1]).square().sum()
+
+
+def too_few_rows_of_their_own(a: Tensor, b: Tensor, kept: Tensor) -> Tensor:
+    return (a[kept == 1] + b.view(-1, 8)[:6, :1]).sum()
+
+
+@pytest.mark.parametrize(
+    "function", [rows_of_their_own, rows_from_their_own, too_few_rows_of_their_own]
+)
+def test_as_many_rows_of_another_tensor(function: Rows) -> None:
+    with pytest.raises(CaptureError, match="rows that a mask chooses"):
+        capture(workload(function))

@@ -15,6 +15,7 @@ from autopar.frontends.pytorch.capture import capture
 from autopar.frontends.pytorch.errors import CaptureError
 from autopar.runtime.jobs.launch import verify_many
 from benchmarks.planned import planned_in
+from tests.frontends.torch_referee import compare
 from tests.plans import cluster_text
 
 MODEL = '''
@@ -114,6 +115,68 @@ def test_rows_of_branches_that_run_for_none_are_as_they_were(tmp_path: Path) -> 
     folders, refused = planned_in(f"{model}:workload", tmp_path, layouts, str(cluster))
     assert not refused
     assert [verified.passed for verified in verify_many(list(folders.values()))] == [True, True]
+
+
+def a_number(x: Tensor, mask: Tensor) -> Tensor:
+    y = x.sin()
+    if mask.any():
+        y[mask] = 1.0
+    return y
+
+
+def one_row(x: Tensor, mask: Tensor) -> Tensor:
+    y = x.sin()
+    if mask.any():
+        y[mask] = x.mean(0).cos()
+    if mask.sum() > 0:
+        y[mask, :] = x[0]
+    return y
+
+
+def filled(x: Tensor, mask: Tensor) -> Tensor:
+    y = x.sin()
+    if mask.any():
+        y = y.masked_fill(mask.unsqueeze(-1), 2.0)
+    return y
+
+
+def selected(x: Tensor, mask: Tensor) -> Tensor:
+    y = x.sin()
+    if mask.any():
+        y = torch.where(mask.unsqueeze(-1).expand_as(y), x.cos(), y)
+    return y
+
+
+@pytest.mark.parametrize("function", [a_number, one_row, filled, selected])
+def test_what_is_chosen_by_the_mask_alone(function: Callable[..., Tensor]) -> None:
+    """Of a mask that chooses some rows, and of one that chooses none."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(16, 16)
+
+        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+            return function(self.linear(x), mask).square().mean()
+
+    for least in (2, 9):
+        mask = torch.arange(4) >= least
+        batch = {"x": torch.randn(4, 16), "mask": mask}
+        assert compare(autopar.Workload(model=Model, batch=lambda b=batch: b)).worst < 1e-12
+
+
+def selected_otherwise(x: Tensor, mask: Tensor) -> Tensor:
+    y = x.sin()
+    if mask.any():
+        y = torch.where(mask.unsqueeze(-1), y, x.cos())
+    return y
+
+
+def filled_by_another(x: Tensor, mask: Tensor) -> Tensor:
+    y = x.sin()
+    if mask.any():
+        y = y.masked_fill(~mask.unsqueeze(-1), 2.0)
+    return y
 
 
 def counted(x: Tensor, mask: Tensor) -> Tensor:
@@ -263,6 +326,7 @@ def by_a_bin_of_others(x: Tensor, mask: Tensor) -> Tensor:
 
 
 REFUSED = (
+    selected_otherwise, filled_by_another,
     by_another_bin, by_two_in_a_bin, by_a_bin_of_others,
     either, both,
     counted, added, of_another_mask, another_tensor, on_another_tensor, written_elsewhere,

@@ -12,7 +12,7 @@ import torch
 from autopar.frontends.pytorch.chosen_rows import Rows, RowTable
 from autopar.frontends.pytorch.ir import Node
 from autopar.nouns.graph import Op, Tensor
-from autopar.rules.notation import BoundRule
+from autopar.rules.notation import BoundRule, RuleError
 from autopar.rules.registry import UnruledOp, bind
 
 _FILLED = {"sum": 0.0, "amax": -math.inf, "amin": math.inf, "any": False, "all": True}
@@ -94,6 +94,8 @@ class Following:
             return bind(op, tensors)
         except UnruledOp:
             raise self.table.refused(node.kind) from None
+        except RuleError:  # of as many rows of a tensor that no mask chose
+            raise self.table.refused(f"{node.kind} with other rows, as many as it chooses") from None
 
     def _fill(self, node: Node, places: Iterable[int], value: Any) -> None:
         for place in places:

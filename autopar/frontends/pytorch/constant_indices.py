@@ -33,7 +33,8 @@ class ChooseRows:
         if known is None:
             return self.plainly(x, mask)
         with without_modes():
-            counts: list[int] = known.reshape(mask.shape[0], -1).sum(1).tolist()
+            wide = math.prod(mask.shape[1:])
+            counts: list[int] = known.reshape(mask.shape[0], wide).sum(1).tolist()
         return _gathered(x, mask, counts)
 
 

@@ -129,4 +129,5 @@ def _written(known: torch.Tensor) -> torch.Tensor:
     """A tensor of the trace with these values."""
     with without_modes():
         values, dtype, device = known.tolist(), known.dtype, known.device
-    return torch.tensor(values, dtype=dtype, device=device)
+    made = torch.tensor(values, dtype=dtype, device=device)
+    return made if made.shape == known.shape else made.reshape(known.shape)  # of no values

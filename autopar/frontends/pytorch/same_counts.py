@@ -72,7 +72,11 @@ class SameCounts:
             taken: Any = node.args[0]
             whole = tuple(torch.broadcast_shapes(value.shape, taken.meta["val"].shape))  # type: ignore[no-untyped-call]
         known = self._sizes.setdefault((form, _hashed(whole)), size)
-        if known is not size:
+        if known is size:
+            return
+        if any(s.node.expr.is_number for s in (known, size)):  # as many as another tensor's rows
+            torch._check(known == size)
+        else:
             constrain_unify(known, size)
 
 

@@ -122,13 +122,16 @@ class Skips:
 
     def _is_as_before(self, was: Any, now: Any, mask: Asked, makers: Makers) -> bool:
         """Whether ``now`` is ``was`` where the mask chooses no row."""
-        if not isinstance(was, Value) or not isinstance(now, Value) or was.shape != now.shape:
+        if not isinstance(was, Value) or not isinstance(now, Value):
+            return False
+        if (was.shape, was.dtype) != (now.shape, now.dtype):
             return False
         was, now = plain(was, makers), plain(now, makers)
         while now is not was:
-            if now not in self._rows.of:
+            known = self._rows.of.get(now) or _chosen_by(makers.get(now))
+            if known is None:
                 return False
-            base, chosen = self._rows.of[now]
+            base, chosen = known
             if not self._is_part(chosen, mask, makers):
                 return False
             now = plain(base, makers)
@@ -136,7 +139,7 @@ class Skips:
 
     def _is_part(self, chosen: Value, mask: Asked, makers: Makers) -> bool:
         """Whether the rows that ``chosen`` has are among those of ``mask``."""
-        chosen = self._rows.alike(plain(chosen, makers))
+        chosen = self._rows.alike(_narrow(chosen, makers))
         if isinstance(mask, Piece):
             if _piece(chosen, makers) == mask:
                 return True
@@ -148,6 +151,23 @@ class Skips:
         made = makers.get(chosen)
         both = made is not None and made.kind == "and"
         return both and any(self._is_part(v, mask, makers) for v in makers[chosen].inputs)
+
+
+def _chosen_by(made: Node | None) -> tuple[Value, Value] | None:
+    """What a choice is where its mask is false, and the mask."""
+    if made is not None and made.kind == "where" and len(made.inputs) == 3:
+        return made.inputs[2], made.inputs[0]
+    if made is not None and made.kind == "masked_fill" and len(made.inputs) == 2:
+        return made.inputs[0], made.inputs[1]
+    return None
+
+
+def _narrow(mask: Value, makers: Makers) -> Value:
+    """A mask as it was before it was made as wide as what it chooses of."""
+    mask = plain(mask, makers)
+    while (made := makers.get(mask)) is not None and made.kind == "expand":
+        mask = plain(made.inputs[0], makers)
+    return mask
 
 
 def _asked_of(asked: Any, truth: bool, makers: Makers) -> Value | Equal | None:
