@@ -47,6 +47,13 @@ def _one_variance(m: Any, h: Tensor) -> Tensor:
     return F.gaussian_nll_loss(h, torch.ones(B, D), h[:, 0].exp(), eps=0.9)
 
 
+def _of_numbers(m: Any, h: Tensor) -> Tensor:
+    """Numbers of the batch beside others; no gradient goes through them."""
+    made = torch.tensor([[h.sum(), 2], [h[0, 0], h.amax()]])
+    whole = torch.tensor([h[0].sum().long(), 3], dtype=torch.int32) * torch.tensor((h.sum(), 1))
+    return h.mean() * (made.square().sum() + whole.sum())
+
+
 def _around(*pad: int) -> Body:
     def body(m: Any, h: Tensor) -> Tensor:
         x = h.reshape(B, 2, 4) if len(pad) == 2 else h.reshape(B, 2, 2, 2)
@@ -91,6 +98,7 @@ def _solved(vectors: bool) -> Body:
         pytest.param(lambda m, h: torch.corrcoef(h).square().mean(), False, id="correlation"),
         pytest.param(_around(1, 2), False, id="padded around"),
         pytest.param(_around(1, 0, 2, 1), False, id="padded around twice"),
+        pytest.param(_of_numbers, False, id="a tensor of tensors"),
         pytest.param(lambda m, h: torch.cov(input=h).square().mean(), False, id="by name"),
         pytest.param(
             lambda m, h: ((torch.zeros(B, 2, D) + h.unsqueeze(1)) ** 2).sum(1).mean(),

@@ -65,6 +65,19 @@ def test_item() -> None:
     assert here("x.argmax().item()") in message
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        lambda x: x.mean() + float(x.detach().numpy()[0, 0]),
+        lambda x: x[[*x[0].long()], [*x[1].long()]].mean(),
+    ],
+)
+def test_values_that_leave_torch(body: Callable[[Tensor], Tensor]) -> None:
+    """To numpy, as a matching by scipy takes them, or to a list of places."""
+    assert "needs the value of a tensor" in refused(body, errors.DataDependentError)
+
+
+
 def test_boolean_indexing() -> None:
     message = refused(lambda x: x[x > 0.125].std(), errors.UnsupportedOpError)
     assert here("x[x > 0.125].std()") in message

@@ -27,6 +27,17 @@ NEEDS_VALUES = (
 """What torch raises where a tensor without values is asked for one."""
 
 
+_NO_VALUES = (
+    "data-dependent",
+    "tracing tensor",
+    "meta tensors",
+    "data is not allocated yet",
+    ".numpy() is not supported",
+    "Pending unbacked symbols",
+)
+"""Words with which it raises something else there."""
+
+
 def loss_of(result: Any) -> torch.Tensor:
     """The loss among what a forward returns. Raises `LossError`."""
     loss = find_loss(result)
@@ -67,8 +78,7 @@ def explained(error: Exception, model: nn.Module, path: str) -> Exception:
     if path:
         place += f" (module {path})"
     text = str(error).strip().partition("\n")[0]
-    data = isinstance(error, NEEDS_VALUES) or "data-dependent" in text or "tracing tensor" in text
-    if data or "meta tensors" in text:
+    if isinstance(error, NEEDS_VALUES) or any(words in text for words in _NO_VALUES):
         return DataDependentError(
             f"{place} needs the value of a tensor while the model is captured ({text}). The "
             "program must be the same for every batch: replace .item(), bool(tensor), int(tensor) "

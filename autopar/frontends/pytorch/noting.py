@@ -254,12 +254,12 @@ class _Noting(TorchFunctionMode):
             func = torch.Tensor.detach
         elif (piece := by_constant(func, args, kwargs)) is not None:
             func, args = piece
-        elif (sized := sized_by_constants(func, args, kwargs)) is not None:
-            func, args, kwargs = sized
         elif (binned := in_bins(func, args, kwargs)) is not None:
             (func, args), kwargs = binned, None
         elif (plain := unchecked(func, args, kwargs)) is not None:
             func, kwargs = plain, {k: v for k, v in (kwargs or {}).items() if v is not None}
+        elif (sized := sized_by_constants(func, args, kwargs)) is not None:
+            func, args, kwargs = sized
         elif asks_each(func, args, kwargs):
             func, args = EACH_HIT, args[:1]
         layer = self.calls.current

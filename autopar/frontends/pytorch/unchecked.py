@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import reduce
 from types import MappingProxyType
 from typing import Any
 
@@ -52,6 +53,27 @@ def gaussian_nll_loss(
     return losses.sum() if reduction == "sum" else losses.mean()
 
 
+def tensor_of(data: Any, dtype: torch.dtype | None = None, **given: Any) -> Tensor:
+    """`torch.tensor` of tensors without dims: their values, and no gradient."""
+    return _stacked(data).to(dtype=dtype, **given)
+
+
+def _stacked(data: Any) -> Tensor:
+    if isinstance(data, list | tuple):
+        parts = [_stacked(part) for part in data]
+        kinds = [part.dtype for part in parts]
+        common = reduce(torch.promote_types, kinds)
+        return torch.stack([part.to(common) for part in parts])
+    return data.detach() if isinstance(data, Tensor) else torch.tensor(data)
+
+
+def _is_of_tensors(data: Any) -> bool:
+    """Whether tensors without dims stand in lists, and no others."""
+    if isinstance(data, list | tuple):
+        return any(map(_is_of_tensors, data))
+    return isinstance(data, Tensor) and data.dim() == 0
+
+
 UNCHECKED: Mapping[Any, Callable[..., Tensor]] = MappingProxyType(
     {
         torch.cov: cov,
@@ -66,6 +88,9 @@ UNCHECKED: Mapping[Any, Callable[..., Tensor]] = MappingProxyType(
 def unchecked(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> Any:
     """What computes the same without a look at values; None where ``func`` looks at none, or is
     given what is not here."""
+    if func is torch.tensor and args and isinstance(args[0], list | tuple):
+        plain = {"dtype", "device"}.issuperset(kwargs or ())
+        return tensor_of if plain and len(args) == 1 and _is_of_tensors(args[0]) else None
     own = UNCHECKED.get(func)
     if own is None:
         return None
