@@ -1,7 +1,7 @@
 """Which model types the census takes, and what the rules for tiny configs do not get right.
 
 All causal types are the library's own list. The others are fixed here: over ten tasks, the oldest
-and most used families of each and some of unusual build.
+and most used families of each and some of unusual build. More tasks are in `census_tasks`.
 """
 
 from __future__ import annotations

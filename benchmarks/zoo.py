@@ -10,7 +10,8 @@ mixed layouts, and the planner's own choice. `autopar verify` runs each plan and
 from one seed in float64 and compares loss, all gradients, and all weights after two steps of
 clipped AdamW. Families that cannot be captured or planned are rows with the reason.
 
-``--all`` takes the census of transformers instead: all causal types and 41 others, see `census`.
+``--all`` takes the census of transformers instead: all causal types, 41 others
+and the entries of `census_tasks`, see `census`.
 """
 
 from __future__ import annotations

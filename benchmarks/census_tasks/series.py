@@ -111,7 +111,7 @@ _TO_CLASSES = {**_PATCH_TST, "num_targets": 3, "use_cls_token": True}
 
 ENTRIES: Mapping[str, Entry] = {
     "TimeSeriesPrediction/patchtst": Entry("PatchTSTForPrediction", _future, _nll(_PATCH_TST)),
-    "TimeSeriesPrediction/patchtst+layer norm": Entry(
+    "TimeSeriesPrediction/patchtst+layer_norm": Entry(
         "PatchTSTForPrediction", _future, {**_PATCH_TST, "norm_type": "layernorm"}
     ),
     "TimeSeriesClassification/patchtst": Entry("PatchTSTForClassification", _class, _TO_CLASSES),

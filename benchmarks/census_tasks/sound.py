@@ -181,7 +181,7 @@ _MOONSHINE = {"encoder_num_hidden_layers": 2, "decoder_num_hidden_layers": 2}
 ENTRIES: Mapping[str, Entry] = {
     **_by_type(),
     "CTC/wav2vec2+mask": Entry("Wav2Vec2ForCTC", _spelled_under_mask, _GROUPED),
-    "CTC/wav2vec2+masked times": Entry(
+    "CTC/wav2vec2+masked_times": Entry(
         "Wav2Vec2ForCTC", _spelled_under_mask, {**_GROUPED, "mask_time_prob": 0.05}
     ),
     "CTC/parakeet_ctc": Entry("ParakeetForCTC", _mel, _SUBSAMPLED),

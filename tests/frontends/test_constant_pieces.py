@@ -156,7 +156,11 @@ def repeated_flat(x: Tensor, kinds: Tensor) -> Tensor:
 def distinct(x: Tensor, kinds: Tensor) -> Tensor:
     ends = torch.unique_consecutive(torch.tensor([0, 2, 2, 5]))
     none = torch.zeros(2, 2).nonzero()
-    return x.T[ends] * (1 + none[none[:, 0] == 1].sum()) * (torch.arange(4) > 1).nonzero().flatten().sum()
+    return (
+        x.T[ends]
+        * (1 + none[none[:, 0] == 1].sum())
+        * (torch.arange(4) > 1).nonzero().flatten().sum()
+    )
 
 
 def resized(x: Tensor, kinds: Tensor) -> Tensor:

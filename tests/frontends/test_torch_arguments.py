@@ -49,8 +49,9 @@ def _one_variance(m: Any, h: Tensor) -> Tensor:
 
 def _of_numbers(m: Any, h: Tensor) -> Tensor:
     """Numbers of the batch beside others; no gradient goes through them."""
-    made = torch.tensor([[h.sum(), 2], [h[0, 0], h.amax()]])
-    whole = torch.tensor([h[0].sum().long(), 3], dtype=torch.int32) * torch.tensor((h.sum(), 1))
+    x = h.detach()
+    made = torch.tensor([[x.sum(), 2], [x[0, 0], x.amax()]])
+    whole = torch.tensor([x[0].sum().long(), 3], dtype=torch.int32) * torch.tensor((x.sum(), 1))
     return h.mean() * (made.square().sum() + whole.sum())
 
 

@@ -77,7 +77,6 @@ def test_values_that_leave_torch(body: Callable[[Tensor], Tensor]) -> None:
     assert "needs the value of a tensor" in refused(body, errors.DataDependentError)
 
 
-
 def test_boolean_indexing() -> None:
     message = refused(lambda x: x[x > 0.125].std(), errors.UnsupportedOpError)
     assert here("x[x > 0.125].std()") in message

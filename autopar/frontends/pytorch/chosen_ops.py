@@ -95,7 +95,9 @@ class Following:
         except UnruledOp:
             raise self.table.refused(node.kind) from None
         except RuleError:  # of as many rows of a tensor that no mask chose
-            raise self.table.refused(f"{node.kind} with other rows, as many as it chooses") from None
+            raise self.table.refused(
+                f"{node.kind} with other rows, as many as it chooses"
+            ) from None
 
     def _fill(self, node: Node, places: Iterable[int], value: Any) -> None:
         for place in places:
