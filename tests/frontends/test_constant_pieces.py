@@ -199,5 +199,5 @@ def padded_by_the_batch(x: Tensor, kinds: Tensor) -> Tensor:
     "function", [listed_of_the_batch, repeated_by_the_batch, padded_by_the_batch]
 )
 def test_sizes_by_the_batch(function: Pieces) -> None:
-    with pytest.raises(CaptureError, match="value of a tensor|rows that a mask chooses"):
+    with pytest.raises(CaptureError, match=r"value of a tensor|rows that a mask chooses"):
         capture(workload(function))

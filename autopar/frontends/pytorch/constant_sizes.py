@@ -116,7 +116,7 @@ def _is_size(value: object) -> bool:
 
 def _as_numbers(value: Any) -> Any:
     """``value`` with numbers in the place of constants without dims."""
-    if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
+    if type(value) in (list, tuple):
         return type(value)(map(_as_numbers, value))
     known = constant_of(value) if _is_size(value) else None
     if known is None:

@@ -15,6 +15,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.fx.experimental.symbolic_shapes import constrain_unify
 
 from autopar.frontends.pytorch.constant_values import is_written, writes
+from autopar.torch_private.modes import size_check
 
 DEPTH = 8
 """How many ops back two masks are compared; what they are made from is the same tensor there."""
@@ -75,7 +76,7 @@ class SameCounts:
         if known is size:
             return
         if any(s.node.expr.is_number for s in (known, size)):  # as many as another tensor's rows
-            torch._check(known == size)
+            size_check(known == size)
         else:
             constrain_unify(known, size)
 
