@@ -28,7 +28,9 @@ any_autocast = torch._C._is_any_autocast_enabled  # whether a device casts by it
 set_grad = torch._C._set_grad_enabled  # what traces note where no_grad begins and ends
 exporting = _compiling_state_context  # the state that torch.export runs a model in
 causal_check = (torch.nn.modules.transformer, "_detect_is_causal_mask")  # reads a mask's values
-size_check = torch._check  # of sizes that only the batch knows: what is given holds of them
+size_check: Callable[[Any], None] = (
+    torch._check
+)  # of sizes that only the batch knows: what is given holds of them
 value_check = (torch, "_check_tensor_all_with")  # raises unless all of a tensor is true
 mapped_over_indices = (flex_attention, "_vmap_for_bhqkv")  # calls a function for every index
 scalar_indexing = (trace_wrapped, "TransformGetItemToIndex")  # x[i] inside of such a function

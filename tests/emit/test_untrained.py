@@ -108,3 +108,26 @@ def test_parameters_that_the_loss_does_not_reach(name: str) -> None:
     trained = {n for n, t in held.items() if t.differentiable}
     model(**batch()).backward()
     assert trained == {n for n, p in model.named_parameters() if p.grad is not None}
+
+
+class Halves(nn.Module):
+    """Of two results that are put together one is taken out: the other has a gradient of zeros,
+    by which an optimizer changes weights (its decay), not none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(D, D), nn.Linear(D, D)
+
+    def forward(self, x: Tensor) -> Tensor:
+        both = torch.cat([self.first(x), self.second(x)], 1)
+        return both[:, :D].square().mean(-1).mean()
+
+
+def test_a_part_that_is_not_taken_out_keeps_its_gradient() -> None:
+    made = capture_of(Halves, lambda: {"x": torch.zeros(B, D)})
+    assert not made.notes
+    for seed, mesh in enumerate(("tp=2", "dp_shard=2 x tp=2")):
+        stage = random_stage(made, Mesh.parse(mesh), 1, seed)
+        program = emitted(made, stage)
+        assert "self.second(" in program.text
+        check(program, Halves(), {"x": torch.randn(B, D)})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, cast
 
 import pytest
 import torch
@@ -138,7 +139,7 @@ def test_others_of_those_that_a_mask_chooses(function: Pieces) -> None:
 
 def by_listed_sizes(x: Tensor, kinds: Tensor) -> Tensor:
     sizes = torch.tensor([[1, 2], [2, 1]])
-    first, second = x.T.split((sizes.prod(-1) * 2).tolist())
+    first, second = torch.split(x.T, (sizes.prod(-1) * 2).tolist())
     heights = [torch.arange(h).repeat(w) for h, w in sizes.tolist()]
     return first + second * torch.cat(heights).sum()
 
@@ -173,7 +174,8 @@ def resized(x: Tensor, kinds: Tensor) -> Tensor:
 
 def padded(x: Tensor, kinds: Tensor) -> Tensor:
     more = torch.ceil(torch.tensor(3) / 2).to(torch.int64)
-    return F.pad(x, (1, more)) * torch.arange(D + 1 + more)
+    wide: Tensor = F.pad(x, (1, cast(Any, more)))
+    return wide * torch.arange(cast(Any, D + 1 + more))
 
 
 @pytest.mark.parametrize(
@@ -184,7 +186,7 @@ def test_sizes_by_constants(function: Pieces) -> None:
 
 
 def listed_of_the_batch(x: Tensor, kinds: Tensor) -> Tensor:
-    return x.split(kinds.tolist())[0]
+    return torch.split(x, kinds.tolist())[0]
 
 
 def repeated_by_the_batch(x: Tensor, kinds: Tensor) -> Tensor:
@@ -192,7 +194,7 @@ def repeated_by_the_batch(x: Tensor, kinds: Tensor) -> Tensor:
 
 
 def padded_by_the_batch(x: Tensor, kinds: Tensor) -> Tensor:
-    return F.pad(x, (0, kinds[0]))
+    return F.pad(x, (0, cast(Any, kinds[0])))
 
 
 @pytest.mark.parametrize(
