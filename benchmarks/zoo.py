@@ -36,7 +36,7 @@ EXAMPLES = [
     if "_nnx" not in name or find_spec("flax")
 ]
 LIMIT = 1e-9
-CAUSAL_PLANNED, OTHERS_PLANNED = 180, 39
+CAUSAL_PLANNED, OTHERS_PLANNED = 180, 137
 """Types that were planned once: with ``--all`` none is lost."""
 PLANS: Mapping[str, Mapping[str, str]] = {
     "replicate": {"dp_replicate": "4"},
