@@ -15,7 +15,8 @@ from dataclasses import replace
 from typing import Literal
 
 from autopar.nouns.graph import Block, Graph, Op
-from autopar.nouns.kinds import WIDE_LOSSES
+from autopar.nouns.kinds import SCAN, WIDE_LOSSES
+from autopar.rules.bodies import bodies_in
 
 HALF = ("bfloat16", "float16")
 OWN_CASTS = frozenset({"rotary", "attention", "batch_norm"}) | WIDE_LOSSES
@@ -78,6 +79,9 @@ def _states(
         if op.kind == "block":
             state_of.update(_of_block(graph, op, state_of, whole, entering, wide))
             continue
+        if op.kind == SCAN:
+            state_of.update(_of_scan(op, state_of, wide))
+            continue
         states = [state_of[name] for name in op.inputs if name in state_of]
         for name in op.outputs:
             if graph.tensors[name].dtype != "float32":
@@ -95,6 +99,15 @@ def _states(
             elif states:
                 state_of[name] = "made" if set(states) == {"made"} else "stream"
     return state_of
+
+
+def _of_scan(op: Op, state_of: Mapping[str, State], wide: bool) -> dict[str, State]:
+    """What a step gives of what it is given; a carry keeps its dtype from step to step."""
+    (body,) = bodies_in(op)
+    pairs = zip(body.inputs, op.inputs, strict=True)
+    given = {i: state_of[o] for i, o in pairs if o in state_of}
+    inside = _states(body, given, body, {}, wide)
+    return {o: inside[i] for o, i in zip(op.outputs, body.outputs, strict=True) if i in inside}
 
 
 def _of_block(

@@ -15,15 +15,20 @@ OWN_DERIVATIVE = "custom::"
 text, backward maps operands and results' gradients to the gradients of the operands at the
 positions ``gradients``; rule, where it can be split, is what `autopar.rules.composite` found."""
 
-SWITCH, LOOP = "jax::cond", "jax::while"
-"""A branch, whose first operand is the number of the body that runs, and a loop, whose first body
-says whether it goes on."""
+SWITCH, LOOP, SCAN = "jax::cond", "jax::while", "jax::scan"
+"""A branch, whose first operand is the number of the body that runs; a loop, whose first body says
+whether it goes on; and a scan over time, whose body is one step: it maps constants, carries and
+rows of stacked operands to carries and rows of stacked results."""
 BODIES, TAKES, CARRIED, UNGRADED = "bodies", "takes", "carried", "ungraded"
-"""Attrs of these: the bodies' graphs as text; for each the positions of its operands; of a loop the
-positions of the operands that it begins with, one for each result; the results to which no gradient
-comes back, as none does through a loop or to integers: one that lacks an index that is split was
-made without it, so it is the same on all ranks. Their rule stands beside, as of functions with a
-derivative of their own."""
+"""Attrs of these: the bodies' graphs as text; for each the positions of its operands; of a loop and
+a scan the positions of the operands that it begins with, one for each of its first results; the
+results to which no gradient comes back, as none does through a loop or to integers: one that lacks
+an index that is split was made without it, so it is the same on all ranks. Their rule stands
+beside, as of functions with a derivative of their own."""
+STACKED, LENGTH, REVERSE, AGAIN = "stacked", "length", "reverse", "again"
+"""Attrs of a scan: the positions of its operands that each step has a row of, as it makes one of
+the results behind the carries; how many steps; whether the last comes first; whether backward runs
+each step again (`jax.checkpoint`)."""
 
 CROSS_ENTROPIES = frozenset({"cross_entropy", "linear_cross_entropy"})
 """Their second operand has the labels."""

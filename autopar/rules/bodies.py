@@ -1,4 +1,4 @@
-"""Branches and loops: ops that run one of a few graphs, which stand among their attrs as text."""
+"""Branches, loops and scans: ops that run graphs, which stand among their attrs as text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from autopar.rules.own_functions import FUNCTION
 
 
 def bodies_of(op: Op) -> tuple[Body, ...]:
-    """The bodies of a branch or a loop; none of any other op."""
+    """The bodies of a branch, a loop or a scan; none of any other op."""
     graphs = map(from_text, op.attrs.get(BODIES, ()))
     return tuple(
         Body(graph, tuple(takes), op.kind != LOOP or i > 0)
@@ -21,8 +21,8 @@ def bodies_of(op: Op) -> tuple[Body, ...]:
 
 
 def bodies_in(op: Op) -> tuple[Graph, ...]:
-    """Every graph among the attrs of a branch, a loop, or a function of JAX with a derivative of
-    its own."""
+    """Every graph among the attrs of a branch, a loop, a scan, or a function of JAX with a
+    derivative of its own."""
     texts = list(op.attrs.get(BODIES, ()))
     if op.kind.startswith(OWN_DERIVATIVE) and FUNCTION not in op.attrs:
         texts += [op.attrs[side] for side in ("forward", "backward") if side in op.attrs]

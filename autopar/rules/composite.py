@@ -10,7 +10,8 @@ they must be whole: see `Rule.defers`.
 
 A branch or a loop has the graphs of its bodies instead: dims that go in at a place are those that
 come out there, in whatever body runs. Nothing may be summed in one, so whatever says which one
-runs, or how often, is the same on all ranks.
+runs, or how often, is the same on all ranks. A scan is a loop whose body has a row of stacked
+operands: their first dim is time, which is whole where one step carries something to the next.
 
 In ``backward`` an index may also be summed, if the sum is the gradient that is returned: that of an
 operand without the index, whose parts on all ranks add up. A gradient of such an operand that is
@@ -23,7 +24,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from autopar.nouns.graph import Graph, Op, Tensor
-from autopar.nouns.kinds import CARRIED, UNGRADED
+from autopar.nouns.kinds import CARRIED, SCAN, STACKED, UNGRADED
 from autopar.rules.notation import BoundRule, Rule
 from autopar.rules.registry import bind
 
@@ -71,13 +72,13 @@ def indices_of(forward: Graph, backward: Graph, gradients: Sequence[int]) -> Ind
 
 
 def own_names(op: Op) -> tuple[str, ...]:
-    """What operands and results of a branch or a loop are called among its `Indices`."""
+    """What operands and results of an op with bodies are called among its `Indices`."""
     operands = (f"x{i}" for i in range(len(op.inputs)))
     return (*operands, *(f"y{i}" for i in range(len(op.outputs))))
 
 
 def indices_of_bodies(op: Op, tensors: Mapping[str, Tensor], bodies: Sequence[Body]) -> Indices:
-    """The indices of a branch or a loop, its own tensors those of the side ``forward``, those of
+    """The indices of an op with bodies, its own tensors those of the side ``forward``, those of
     body i of side ``i``. Raises `UnruledOp` for an op in a body without a rule."""
     names, count = own_names(op), len(op.inputs)
     own_tensors = {
@@ -88,14 +89,13 @@ def indices_of_bodies(op: Op, tensors: Mapping[str, Tensor], bodies: Sequence[Bo
     sides = {str(i): body.graph for i, body in enumerate(bodies)}
     finder = _Finder({"forward": own, **sides}, ())
     finder.ungraded = frozenset(f"y{i}" for i in op.attrs[UNGRADED])
-    return finder.indices(lambda: finder.of_bodies(bodies, op.attrs.get(CARRIED, ())), own)
+    return finder.indices(lambda: finder.of_bodies(bodies, op), own)
 
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """One of the graphs that a branch or a loop may run. ``takes``: its inputs, by positions among
-    the operands of the op; ``gives``: whether its results are those of the op, or say whether a
-    loop goes on."""
+    """One of the graphs that an op may run. ``takes``: its inputs, by positions among the operands
+    of the op; ``gives``: whether its results are those of the op, or say whether a loop goes on."""
 
     graph: Graph
     takes: tuple[int, ...]
@@ -110,6 +110,7 @@ class _Finder:
         self.parent: dict[Place, Place] = {}
         self.whole: set[Place] = set()
         self.summed: dict[str, list[Place]] = {}  # backward op -> what it sums
+        self.clipping: list[tuple[str, Op]] = []  # in bodies: gradients need be whole, with side
 
     def indices(self, tie: Callable[[], None], backward: Graph) -> Indices:
         for side, graph in self.graphs.items():
@@ -119,6 +120,7 @@ class _Finder:
             for op in graph.ops:
                 self._op(side, graph, op)
         tie()
+        self._whole_gradients()
         self._diagonals()
         if "backward" in self.graphs:
             self._gradients_add_up()
@@ -147,6 +149,8 @@ class _Finder:
 
     def _op(self, side: str, graph: Graph, op: Op) -> None:
         bound = bind(op, graph.tensors)
+        if side.isdigit() and not bound.rule.defers:
+            self.clipping.append((side, op))
         by_factor: dict[str, list[Place]] = {}
         joint: set[str] = set()
         for name, dim, factors in _dims(op, bound):
@@ -168,10 +172,13 @@ class _Finder:
                 else:
                     self._keep(places)
 
-    def of_bodies(self, bodies: Sequence[Body], carried: Sequence[int]) -> None:
-        own = self.graphs["forward"]
-        begins = zip((own.inputs[x] for x in carried), own.outputs, strict=bool(carried))
+    def of_bodies(self, bodies: Sequence[Body], op: Op) -> None:
+        own, carried = self.graphs["forward"], op.attrs.get(CARRIED, ())
+        begins = zip((own.inputs[x] for x in carried), own.outputs, strict=False)
         pairs = [(("forward", x), ("forward", y)) for x, y in begins]
+        rows = {own.inputs[x] for x in op.attrs.get(STACKED, ())}
+        if op.kind == SCAN:
+            rows.update(own.outputs[len(carried) :])
         for i, body in enumerate(bodies):
             given = zip((own.inputs[x] for x in body.takes), body.graph.inputs, strict=True)
             pairs += [(("forward", ours), (str(i), theirs)) for ours, theirs in given]
@@ -179,8 +186,14 @@ class _Finder:
                 made = zip(own.outputs, body.graph.outputs, strict=True)
                 pairs += [(("forward", ours), (str(i), theirs)) for ours, theirs in made]
         for ours, theirs in pairs:
-            for d in range(_rank(self.graphs[ours[0]], ours[1])):
-                self._join([(*ours, d), (*theirs, d)])
+            behind = ours[1] in rows  # the dim of time, which a step does not see
+            for d in range(_rank(self.graphs[theirs[0]], theirs[1])):
+                self._join([(*ours, d + behind), (*theirs, d)])
+        times: list[Place] = [("forward", name, 0) for name in sorted(rows)]
+        if carried or not op.attrs.get(STACKED):
+            self._keep(times)
+        else:  # no step knows of another one
+            self._join(times)
 
     def of_a_derivative(self) -> None:
         forward, backward = self.graphs["forward"], self.graphs["backward"]
@@ -193,6 +206,17 @@ class _Finder:
         for made, position in zip(backward.outputs, self.gradients, strict=True):
             for d in range(len(backward.tensors[made].shape)):
                 self._join([("forward", forward.inputs[position], d), ("backward", made, d)])
+
+    def _whole_gradients(self) -> None:
+        """What an op in a body that clips or rounds gradients has no place for is whole: of a
+        result without the index, the gradient on one rank would be a share."""
+        for side, op in self.clipping:
+            graph = self.graphs[side]
+            for out in op.outputs:
+                roots = {self._root((side, out, d)) for d in range(_rank(graph, out))}
+                for name, d in self._dims_of_op():
+                    if self._root(("forward", name, d)) not in roots:
+                        self._keep([("forward", name, d)])
 
     def _diagonals(self) -> None:
         """A tensor with one index on two dims."""
@@ -267,7 +291,9 @@ class _Finder:
 
         left, right = (", ".join(map(term, side)) for side in (forward.inputs, forward.outputs))
         rule = Rule(
-            f"{left} -> {right}", defers=linear_in(backward, backward.inputs[len(forward.inputs) :])
+            f"{left} -> {right}",
+            defers=not self.clipping
+            and linear_in(backward, backward.inputs[len(forward.inputs) :]),
         )
         return Indices({p: names[self._root(p)] for p in self.parent}, whole, rule)
 

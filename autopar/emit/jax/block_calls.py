@@ -1,4 +1,4 @@
-"""Calls of functions that a program has: of a block's, and of branches and loops over bodies."""
+"""Calls of functions that a program has: of a block's, of branches, loops and scans over bodies."""
 
 from __future__ import annotations
 
@@ -7,10 +7,20 @@ from collections.abc import Mapping, Sequence
 from autopar.emit.constants import literal
 from autopar.emit.jax import loops
 from autopar.emit.jax.places import body_key
+from autopar.emit.jax.shapes import tuple_of
 from autopar.emit.jax.steps import call
 from autopar.emit.text import Expr
 from autopar.lowering.lowered import Lowered, LoweredOp
-from autopar.nouns.kinds import CARRIED, SWITCH, TAKES
+from autopar.nouns.kinds import (
+    AGAIN,
+    CARRIED,
+    LENGTH,
+    REVERSE,
+    SCAN,
+    STACKED,
+    SWITCH,
+    TAKES,
+)
 from autopar.nouns.plan import key
 
 
@@ -32,7 +42,7 @@ def block_call(
 def body_call(
     op: LoweredOp, inputs: Sequence[Expr], block: str | None, functions: Mapping[str, str]
 ) -> Expr:
-    """A branch or a loop over the functions that its bodies are."""
+    """A branch, a loop or a scan over the functions that its bodies are."""
     place = key(block, op.op.name)
     takes = op.op.attrs[TAKES]
     names = [functions[body_key(place, i)] for i in range(len(takes))]
@@ -40,6 +50,8 @@ def body_call(
     if op.op.kind == SWITCH:
         rest = "".join(f", {x}" for x in given[1:])
         return Expr(f"lax.switch({given[0]}, ({', '.join(names)}){rest})")
+    if op.op.kind == SCAN:
+        return _scan(op, given, names[0])
     carried = op.op.attrs[CARRIED]
     several = len(carried) > 1
     made = []
@@ -49,6 +61,21 @@ def body_call(
         made.append(f"lambda carry: {name}({arguments})" if fixed or several else name)
     carry = ", ".join(given[i] for i in carried)
     return Expr(f"lax.while_loop({', '.join(made)}, {f'({carry})' if several else carry})")
+
+
+def _scan(op: LoweredOp, given: Sequence[str], step: str) -> Expr:
+    """``lax.scan(partial(step, w), h, x)``: what does not change is brought once. A carry, and what
+    a step has of the stacks, are a tuple where they are not one array."""
+    attrs = op.op.attrs
+    carried, stacked = attrs[CARRIED], attrs[STACKED]
+    fixed = [x for i, x in enumerate(given) if i not in carried and i not in stacked]
+    step = f"jax.checkpoint({step})" if attrs.get(AGAIN) else step
+    step = f"partial({', '.join([step, *fixed])})" if fixed else step
+    begin, rows = ([given[i] for i in some] for some in (carried, stacked))
+    how = "" if stacked else f", length={attrs[LENGTH]}"
+    how += ", reverse=True" if attrs[REVERSE] else ""
+    taken = tuple_of(rows) if rows else "None"
+    return Expr(f"lax.scan({step}, {tuple_of(begin)}, {taken}{how})")
 
 
 def between(run: loops.Run, lowered: Lowered, scatters: Mapping[str, int]) -> str:

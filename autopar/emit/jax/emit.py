@@ -38,7 +38,7 @@ OWN = (
     "clamp conv copy_to cross_entropy derivative embedding gather keep_first layer layer_norm "
     "experts grouped_linear layers linear pad reduce_scatter ring_attention rms_norm shard whole"
 ).split()
-RESERVED = BUILTINS | frozenset((*OWN, "jax", "jnp", "lax", "loss", "Array", "P"))
+RESERVED = BUILTINS | frozenset((*OWN, "jax", "jnp", "lax", "loss", "partial", "Array", "P"))
 
 
 ABOUT_PARALLEL = (
@@ -264,6 +264,8 @@ def _loss_function(lowered: Lowered, captured: CapturedModel, printing: Printing
 def _imports(code: str) -> str:
     used = [name for name in OWN if re.search(rf"(?<![\w.\"]){name}\b", code)]
     lines = ["from __future__ import annotations", ""]
+    if re.search(r"\bpartial\(", code):
+        lines += ["from functools import partial", ""]
     if re.search(r"\bjax\.", code):
         lines.append("import jax")
     if "jnp." in code:

@@ -13,7 +13,7 @@ from autopar.emit.jax.block_calls import between, block_call, body_call
 from autopar.emit.jax.expressions import expression
 from autopar.emit.jax.hints import by_module, is_centred_square
 from autopar.emit.jax.printing import Printing
-from autopar.emit.jax.shapes import check_even, shown
+from autopar.emit.jax.shapes import check_even, grouped, shown
 from autopar.emit.jax.steps import call
 from autopar.emit.marks import RESHARDED, mark
 from autopar.emit.names import identifier
@@ -21,7 +21,7 @@ from autopar.emit.roles import Known
 from autopar.emit.text import ATOM, Expr, Lines
 from autopar.emit.text import variable as variable_of
 from autopar.lowering.lowered import Lowered, LoweredOp, Operand
-from autopar.nouns.kinds import BODIES, OWN_DERIVATIVE
+from autopar.nouns.kinds import BODIES, CARRIED, OWN_DERIVATIVE, SCAN
 from autopar.nouns.plan import key
 from autopar.nouns.sharding import Sharding
 
@@ -70,6 +70,7 @@ class _Writer:
         self.marks = printing.marks
         self.scatters = printing.scatters
         self.sizes = printing.sizes
+        self.carries = printing.carries
         self.renamed = printing.arguments.get(lowered.block or "", {})
         self.lowered = lowered
         self.parameters = parameters
@@ -110,7 +111,9 @@ class _Writer:
             self._op(op, index)
             index += 1
         results = [self._brought(o) for o in self.lowered.outputs]
-        self.lines.add(f"return {', '.join(r.text for r in results)}")
+        texts = [r.text for r in results]
+        made = ", ".join(texts) if self.carries is None else grouped(texts, self.carries)
+        self.lines.add(f"return {made}")
         return self.lines.lines
 
     # -- ops -------------------------------------------------------------------------------------
@@ -126,13 +129,18 @@ class _Writer:
             made = Expr(f"{function}({', '.join(x.text for x in inputs)})")
         elif BODIES in op.op.attrs:
             made = body_call(op, inputs, self.lowered.block, self.functions)
+            if op.op.kind == SCAN and len(op.op.outputs) == 1:
+                part = 0 if op.op.attrs[CARRIED] else 1
+                made = Expr(f"{made.text}[{part}]")
         else:
             made = expression(op, inputs, self.lowered, self.sizes)
         if len(op.op.outputs) > 1:
             self._settle()
             names = [self._bind(name, op) for name in op.op.outputs]
             self._mark(op)
-            self.lines.add(f"{', '.join(names)} = {made.text}")
+            scans = op.op.kind == SCAN
+            left = grouped(names, len(op.op.attrs[CARRIED])) if scans else ", ".join(names)
+            self.lines.add(f"{left} = {made.text}")
         elif self._inlines(op, index, made):
             hint = by_module(op.op, self.lowered.graph.tensors)
             origin = self._origin(op) if hint in ("", "x") else hint

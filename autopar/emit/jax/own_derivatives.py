@@ -1,5 +1,5 @@
-"""Functions with a derivative of their own, and bodies of branches and loops, written before the
-blocks that call them.
+"""Functions with a derivative of their own, and bodies of branches, loops and scans, written before
+the blocks that call them.
 
 Function and rule, or bodies, are graphs among an op's attrs. Each is written on one rank's pieces,
 like a program of one device: no index that pairs entries is ever split (`autopar.rules.composite`).
@@ -15,14 +15,14 @@ from autopar.emit.jax.errors import JaxEmitError
 from autopar.emit.jax.functions import body
 from autopar.emit.jax.places import body_key
 from autopar.emit.jax.printing import Printing
-from autopar.emit.jax.shapes import shown, signature
+from autopar.emit.jax.shapes import STEP, shown, signature, step_arguments
 from autopar.emit.names import identifier
 from autopar.emit.text import tuple_text
 from autopar.lowering.lowered import BATCH_AXES, Lowered, LoweredOp
 from autopar.lowering.spread import lower
 from autopar.nouns.axes import MICROBATCH
 from autopar.nouns.graph import Graph, Op
-from autopar.nouns.kinds import LOOP, OWN_DERIVATIVE
+from autopar.nouns.kinds import CARRIED, LOOP, OWN_DERIVATIVE, SCAN, STACKED
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Spread, key
 from autopar.nouns.text.graph import from_text
@@ -75,7 +75,7 @@ class _Functions:
         return self.written[definition]
 
     def _bodies(self, op: LoweredOp, lowered: Lowered) -> Iterator[str]:
-        """The definitions of the bodies of a branch or a loop."""
+        """The definitions of the bodies of a branch, a loop or a scan."""
         bodies = bodies_of(op.op)
         if not bodies:
             return
@@ -100,8 +100,14 @@ class _Functions:
         uncut = BatchCut(Cut({}, {o.name: "" for o in graph.ops}))
         alone = lower(graph, Spread(Mesh((), ())), 1, uncut)
         inside = self.of(alone)
-        arguments, lines = body(alone, "params", Printing(inside, frozenset(inside.values())))
+        scans = op.op.kind == SCAN
+        carries = len(op.op.attrs[CARRIED]) if scans else None
+        reserved = frozenset(inside.values()) | (STEP if scans else frozenset())
+        arguments, lines = body(alone, "params", Printing(inside, reserved, carries=carries))
         typed = [f"{variable}: Array" for variable in arguments]
+        if carries is not None:
+            typed, first = step_arguments(arguments, carries, len(op.op.attrs[STACKED]))
+            lines = [*first, *lines]
         given = ", ".join(
             f"{variable} {shown(graph.tensors[n], alone.tensors[n].produced, alone)}"
             for variable, n in zip(arguments, graph.inputs, strict=True)
@@ -111,7 +117,7 @@ class _Functions:
         )
         doc = f'    """{given} -> {made}"""'
         name = NAME + SUFFIX * (side == "backward")
-        head = signature(name, typed, len(graph.outputs))
+        head = signature(name, typed, len(graph.outputs), carries)
         if side == "forward":
             gradients = op.op.attrs["gradients"]
             of = "" if len(gradients) == len(op.op.inputs) else f", of={tuple_text(gradients)}"
@@ -120,7 +126,10 @@ class _Functions:
 
 
 def body_name(op: Op, number: int) -> str:
-    """What a body is called: ``goes_on`` and ``step`` of a loop, ``branch_0`` and so on."""
+    """What a body is called: ``goes_on`` and ``step`` of a loop, ``step`` of a scan, ``branch_0``
+    and so on."""
+    if op.kind == SCAN:
+        return "step"
     return ("goes_on", "step")[number] if op.kind == LOOP else f"branch_{number}"
 
 

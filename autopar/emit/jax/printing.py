@@ -21,6 +21,7 @@ class Printing:
     sizes:     what sizes that follow from the batch are called.
     arguments: by block, names of inputs that the model gives none.
     scatters:  of the plan.
+    carries:   of a step of a scan, how many of its results go on to the next; None: it is none.
     """
 
     functions: Mapping[str, str]
@@ -29,3 +30,4 @@ class Printing:
     sizes: Sizes = NONE
     arguments: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     scatters: Mapping[str, int] = field(default_factory=dict)
+    carries: int | None = None

@@ -12,12 +12,54 @@ from autopar.nouns.graph import Tensor
 from autopar.nouns.sharding import Sharding
 
 
-def signature(name: str, arguments: Sequence[str], results: int) -> list[str]:
-    """The lines of a ``def`` with typed ``arguments``."""
+def signature(
+    name: str, arguments: Sequence[str], results: int, carries: int | None = None
+) -> list[str]:
+    """The lines of a ``def`` with typed ``arguments``; ``carries``: see `Printing`."""
     lines = Lines(0)
     made = "Array" if results == 1 else f"tuple[{', '.join(['Array'] * results)}]"
+    if carries is not None:
+        parts = (["Array"] * n for n in (carries, results - carries))
+        made = f"tuple[{', '.join(_type_of(part) for part in parts)}]"
     lines.add(f"def {name}({', '.join(arguments)}) -> {made}:")
     return lines.lines
+
+
+def grouped(texts: Sequence[str], carries: int) -> str:
+    """What a step gives: ``(h, c), y``, without brackets where one stands for a tuple of one."""
+    return f"{tuple_of(texts[:carries])}, {tuple_of(texts[carries:])}"
+
+
+def tuple_of(texts: Sequence[str]) -> str:
+    """A group of arrays as a scan has it: one of one array is that array."""
+    if len(texts) == 1:
+        return texts[0]
+    return f"({', '.join(texts)})" if texts else "()"
+
+
+def step_arguments(
+    variables: Sequence[str], carries: int, rows: int
+) -> tuple[list[str], list[str]]:
+    """(typed arguments, first lines) of a step of a scan, whose inputs are ``variables``."""
+    fixed = len(variables) - carries - rows
+    typed, lines = [f"{v}: Array" for v in variables[:fixed]], []
+    for name, some in (("carry", variables[fixed:][:carries]), ("row", variables[fixed + carries:])):
+        if len(some) == 1:
+            typed.append(f"{some[0]}: Array")
+            continue
+        typed.append(f"{name}: {_type_of(['Array'] * len(some)) if some else 'object'}")
+        lines += [f"    {', '.join(some)} = {name}"] if some else []
+    return typed, lines
+
+
+STEP = frozenset(("carry", "row"))
+"""Names of arguments of steps that stand for several arrays, or none."""
+
+
+def _type_of(parts: Sequence[str]) -> str:
+    if len(parts) == 1:
+        return parts[0]
+    return f"tuple[{', '.join(parts) or '()'}]"
 
 
 def shown(tensor: Tensor, sharding: Sharding, lowered: Lowered) -> str:

@@ -79,7 +79,7 @@ def _built(asked: Asked, programs: Programs) -> Built | None:
     inputs = _inputs(asked.params, asked.batch)
     constants = Constants(asked.loss, [v.path for v in inputs])
     given = [v for v in inputs if v.role != "parameter" or v.path in own]
-    draft = draft_of(programs.closed, given, programs.exact, programs.rules, constants, casts.at)
+    draft = draft_of(programs.closed, given, programs.exact, programs.rules, constants, casts)
     left = tuple(v for v in draft.inputs if v.role != "parameter" or v.path not in gone)
     draft, shared = written_out(_lifted(replace(draft, inputs=left)))
     folding = _folded(draft, programs.out)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from autopar.frontends.jax.draft import Draft, Node, Operand, Value
+from autopar.nouns.kinds import SCAN, UNGRADED
 
 STOPS = frozenset(
     ("detach", "sign", "floor", "jax::is_finite", "one_hot", "argmax", "jax::argmin", "jax::rint")
@@ -32,7 +33,9 @@ def _forward(draft: Draft, reached: set[Value]) -> None:
         if node.kind == "scan":
             _scan_forward(node, reached)
         elif node.kind not in STOPS and any(v in reached for v in node.values):
-            reached.update(out for out in node.outputs if is_float(out))
+            without = node.attrs[UNGRADED] if node.kind == SCAN else ()
+            outs = (out for i, out in enumerate(node.outputs) if i not in without)
+            reached.update(filter(is_float, outs))
 
 
 def _scan_forward(node: Node, reached: set[Value]) -> None:

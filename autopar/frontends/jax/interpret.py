@@ -13,7 +13,17 @@ from autopar.frontends.jax.calls import evaluated, widened_call
 from autopar.frontends.jax.draft import NARROW
 from autopar.frontends.jax.errors import CaptureError
 from autopar.nouns.graph import Graph, Op
-from autopar.nouns.kinds import BODIES, CARRIED, OWN_DERIVATIVE, SWITCH, TAKES
+from autopar.nouns.kinds import (
+    BODIES,
+    CARRIED,
+    LENGTH,
+    OWN_DERIVATIVE,
+    REVERSE,
+    SCAN,
+    STACKED,
+    SWITCH,
+    TAKES,
+)
 from autopar.nouns.text.graph import from_text, to_text
 from autopar.rules.advice import unwritable
 from autopar.rules.called import is_called
@@ -104,12 +114,14 @@ def run(graph: Graph, env: dict[str, Any], whole: Graph, params: Arrays) -> None
 
 
 def _of_bodies(op: Op, operands: Sequence[Any]) -> Sequence[Any]:
-    """Of a branch or a loop."""
+    """Of a branch, a loop or a scan."""
     functions = [results_of(from_text(text)) for text in op.attrs[BODIES]]
     takes = op.attrs[TAKES]
     if op.kind == SWITCH:
         return jax.lax.switch(operands[0], functions, *(operands[i] for i in takes[0]))  # type: ignore[no-any-return]
     carried = op.attrs[CARRIED]
+    if op.kind == SCAN:
+        return _scanned(op, functions[0], operands)
     fixed = [[operands[i] for i in some if i not in carried] for some in takes]
     goes_on, step = functions
     return jax.lax.while_loop(  # type: ignore[no-any-return]
@@ -117,6 +129,20 @@ def _of_bodies(op: Op, operands: Sequence[Any]) -> Sequence[Any]:
         lambda carry: step(*fixed[1], *carry),
         tuple(operands[i] for i in carried),
     )
+
+
+def _scanned(op: Op, step: Callable[..., Any], operands: Sequence[Any]) -> Sequence[Any]:
+    carried, stacked = op.attrs[CARRIED], op.attrs[STACKED]
+    fixed = [x for i, x in enumerate(operands) if i not in carried and i not in stacked]
+
+    def run(carry: Any, rows: Any) -> Any:
+        made = step(*fixed, *carry, *rows)
+        return made[: len(carried)], made[len(carried) :]
+
+    begin, rows = (tuple(operands[i] for i in some) for some in (carried, stacked))
+    length = None if rows else op.attrs[LENGTH]
+    last, made = jax.lax.scan(run, begin, rows, length, reverse=op.attrs[REVERSE])
+    return [*last, *made]
 
 
 def _called(op: Op, operands: Sequence[Any]) -> Sequence[Any]:

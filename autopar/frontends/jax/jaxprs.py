@@ -1,13 +1,13 @@
-"""From a jaxpr to a draft: calls inlined, scans kept where they are blocks, unrolled where not.
+"""From a jaxpr to a draft: calls inlined, scans kept where they are blocks or long.
 
-A scan is a block when its stacked operands are parameters and it gives back only its carries.
+A scan is a block when its stacked operands are parameters and it gives back only its carries. One
+over time is an op with a body (`autopar.frontends.jax.time_scans`), a short one is written out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Any
 
 import jax.extend.core as jex
@@ -35,16 +35,17 @@ from autopar.frontends.jax.known_numbers import (
     literal_of,
     plain,
 )
+from autopar.frontends.jax.own_casts import OwnCasts
 from autopar.frontends.jax.places import frames_of, scope_of
 from autopar.frontends.jax.precision import CALLS
 from autopar.frontends.jax.primitives import convert
+from autopar.frontends.jax.time_scans import MOST_STEPS, scanned
 from autopar.nouns.graph import Source
 from autopar.nouns.kinds import OWN_DERIVATIVE
 
-Casts = Mapping[tuple[int, int], tuple[str, ...]]
-MOST_STEPS = 1024  # of a scan that has to be unrolled
 MOST_COPIED = 32  # ops of a mask that is made inside of a scan's body
 MOST_ELEMENTS = 1 << 16  # of a closed-over array
+NO_CASTS = OwnCasts()
 
 
 def draft_of(
@@ -53,7 +54,8 @@ def draft_of(
     exact: Mapping[int, float] | None = None,
     rules: Rules | None = None,
     constants: Constants | None = None,
-    casts: Casts = MappingProxyType({}),
+    casts: OwnCasts = NO_CASTS,
+    samples: frozenset[int] | None = None,
 ) -> Draft:
     """The draft of a closed jaxpr whose operands are ``inputs``, in order.
 
@@ -61,9 +63,12 @@ def draft_of(
     rules: derivatives that functions have of their own; None where nothing is differentiated, so
            that such functions are what they compute.
     constants: collects arrays that are data; None where all are written.
-    casts: where a value is cast before it is read, as in `OwnCasts`.
+    casts: what the loss asks for in the precision of the workload.
+    samples: how many the batch has, by its entries' first dims; None: those of ``inputs``.
     """
-    walker = _Walker(Builder(), "", Source(), exact or {}, rules, constants, casts)
+    if samples is None:
+        samples = frozenset(x.shape[0] for x in inputs if _is_entry(x))
+    walker = _Walker(Builder(), "", Source(), exact or {}, rules, constants, casts, samples)
     consts = [walker.constant(c) for c in closed.consts]
     outputs = walker.run(closed.jaxpr, [*consts, *inputs])
     if rules is None:
@@ -83,7 +88,8 @@ class _Walker:
         exact: Mapping[int, float],
         rules: Rules | None,
         constants: Constants | None,
-        casts: Casts,
+        casts: OwnCasts,
+        samples: frozenset[int],
     ) -> None:
         self.builder = builder
         self.scope = scope
@@ -92,6 +98,7 @@ class _Walker:
         self.rules = rules
         self.constants = constants
         self.casts = casts
+        self.samples = samples
 
     def run(self, jaxpr: Any, operands: Sequence[Operand]) -> list[Operand]:
         known: dict[Any, Operand] = {}
@@ -106,7 +113,7 @@ class _Walker:
         made: dict[tuple[Operand, str], Operand] = {}
 
         def cast(x: Operand, reader: object, place: int) -> Operand:
-            for dtype in self.casts.get((id(reader), place), ()):
+            for dtype in self.casts.at.get((id(reader), place), ()):
                 if (x, dtype) not in made:
                     made[x, dtype] = self._cast(x, dtype)
                 x = made[x, dtype]
@@ -203,10 +210,27 @@ class _Walker:
         """A body through which the gradient flows."""
         return draft_of(closed, operands, self.exact, self.rules)
 
-    def _call(self, called: Any, inputs: Sequence[Operand], source: Source) -> list[Operand]:
-        inner = _Walker(
-            self.builder, source.module, source, self.exact, self.rules, self.constants, self.casts
+    def _step(self, closed: Any, operands: Sequence[Operand]) -> Draft:
+        """The body of a scan over time."""
+        return draft_of(
+            closed, operands, self.exact, self.rules, casts=self.casts, samples=self.samples
         )
+
+    def _inner(self, builder: Builder, source: Source) -> _Walker:
+        """Of what is called at ``source``."""
+        return _Walker(
+            builder,
+            source.module,
+            source,
+            self.exact,
+            self.rules,
+            self.constants,
+            self.casts,
+            self.samples,
+        )
+
+    def _call(self, called: Any, inputs: Sequence[Operand], source: Source) -> list[Operand]:
+        inner = self._inner(self.builder, source)
         if isinstance(called, jex.ClosedJaxpr):
             consts = [inner.constant(c) for c in called.consts]
             return inner.run(called.jaxpr, [*consts, *inputs])
@@ -227,13 +251,12 @@ class _Walker:
             and all(_is_parameter(x) or self._rows(x) for x in stacked)
         ):
             return self._block(eqn, inputs, source)
-        if length > MOST_STEPS:
-            raise ControlFlow(
-                f"{source}: a scan of {length} steps over something other than stacked parameters "
-                f"has to be unrolled, at most {MOST_STEPS} steps: scan over the layers' "
-                "parameters, vectorise the loop, or take time that passes linearly (state space "
-                "models, linear attention) by jax.lax.associative_scan"
-            )
+        if length > MOST_STEPS or not any(map(_is_parameter, stacked)):
+            self.builder.source = source
+            carried = self.casts.of_carries(eqn)
+            whole = scanned(eqn, inputs, carried, self._step, self.builder, self.samples)
+            if whole is not None:
+                return whole
         consts, carry = inputs[:fixed], inputs[fixed : fixed + carried]
         stacks: list[dict[int, Operand]] = [{} for _ in eqn.outvars[carried:]]
         steps = range(length - 1, -1, -1) if params["reverse"] else range(length)
@@ -254,9 +277,7 @@ class _Walker:
         What each layer has of its own of the batch counts as constant."""
         params = eqn.params
         fixed, carried = params["num_consts"], params["num_carry"]
-        walker = _Walker(
-            Builder(), source.module, source, self.exact, self.rules, self.constants, self.casts
-        )
+        walker = self._inner(Builder(), source)
         given: list[Operand] = []
         parts: list[list[tuple[Value, Operand]]] = [[], [], [], []]
         each: dict[Value, tuple[Value, ...]] = {}
@@ -342,6 +363,10 @@ class _Walker:
         for file, line in frames_of(eqn)[0]:
             return Source(scope, file, line)
         return Source(scope, self.place.file, self.place.line)
+
+
+def _is_entry(x: Operand) -> bool:
+    return isinstance(x, Value) and x.role == "input" and bool(x.shape)
 
 
 def _is_parameter(x: Operand) -> bool:

@@ -33,10 +33,21 @@ class OwnCasts:
     """at: (``id`` of an equation, operand) or (``id`` of a jaxpr, result) -> the dtypes that the
     value is cast to before it is read there.
     lost: places in the user's code of casts to float32 that are in none of these.
+    half:  the precision of the workload where it is a half one.
+    carried: by ``id`` of the equation of a scan the dtypes of what it carries in that.
     """
 
     at: Mapping[Place, tuple[str, ...]] = field(default_factory=dict)
     lost: tuple[str, ...] = ()
+    half: str = ""
+    carried: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+
+    def of_carries(self, scan: Any) -> tuple[str, ...]:
+        """The dtypes of what a scan carries, from step to step the same; nothing where they are
+        those that it has anyway. Where the loss is another program in half precision they are not
+        known: as wide as can be."""
+        count = scan.params["num_carry"] if self.half else 0
+        return self.carried.get(id(scan), ("float32",) * count)
 
 
 class _Other(Exception):
@@ -72,21 +83,23 @@ def in_half(
 def own_casts(closed: Any, narrow: Any, precision: str) -> OwnCasts:
     """The casts of a loss in ``precision`` that its jaxpr ``closed`` for float32 lacks; ``narrow``:
     as `in_half`."""
+    half = precision if precision in HALF else ""
     if narrow is None:
-        return OwnCasts()
+        return OwnCasts(half=half)
     casts = _Walk(precision)
     try:
         casts.bodies(closed.jaxpr, narrow.jaxpr)
-        at, kept = casts.at, casts.kept
+        at, kept, carried = casts.at, casts.kept, casts.carried
     except _Other:
-        at, kept = {}, set()
+        at, kept, carried = {}, set(), {}
     known = {place for place, _ in _user_casts(closed.jaxpr)} | kept
     lost = [
         place
         for place, dtypes in _user_casts(narrow.jaxpr)
         if dtypes == (precision, "float32") and place not in known
     ]
-    return OwnCasts({key: dtypes for key, dtypes in at.items() if dtypes}, tuple(lost))
+    some = {key: dtypes for key, dtypes in at.items() if dtypes}
+    return OwnCasts(some, tuple(lost), half, carried)
 
 
 class _Walk:
@@ -96,6 +109,7 @@ class _Walk:
         self.precision = precision
         self.at: dict[Place, tuple[str, ...]] = {}
         self.kept: set[str] = set()
+        self.carried: dict[int, tuple[str, ...]] = {}
 
     def bodies(self, wide: Any, narrow: Any) -> None:
         left, right = ([e for e in j.eqns if not _is_cast(e)] for j in (wide, narrow))
@@ -104,6 +118,10 @@ class _Walk:
         chains = self._chains(narrow)
         for x, y in zip(left, right, strict=True):
             self._note(id(x), y.invars, chains)
+            if x.primitive.name == "scan":
+                fixed, count = y.params["num_consts"], y.params["num_carry"]
+                given = y.params["jaxpr"].jaxpr.invars[fixed : fixed + count]
+                self.carried[id(x)] = tuple(str(v.aval.dtype) for v in given)
             if x.primitive.name in CUSTOM:
                 continue  # one op with its own derivative
             for p, q in zip(inner_jaxprs(x), inner_jaxprs(y), strict=True):
