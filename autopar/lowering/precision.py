@@ -14,9 +14,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
 
-from autopar.nouns.graph import Block, Graph, Op
-from autopar.nouns.kinds import SCAN, WIDE_LOSSES
-from autopar.rules.bodies import bodies_in
+from autopar.nouns.graph import Block, Graph, Op, Tensor
+from autopar.nouns.kinds import BODIES, SCAN, WIDE_LOSSES
+from autopar.nouns.text.graph import to_text
+from autopar.rules.bodies import bodies_in, body_indices
+from autopar.rules.body_work import facts_of_scan
 
 HALF = ("bfloat16", "float16")
 OWN_CASTS = frozenset({"rotary", "attention", "batch_norm"}) | WIDE_LOSSES
@@ -54,7 +56,24 @@ def _changed(graph: Graph, states: Mapping[str, State], precision: str) -> Graph
         else t
         for name, t in graph.tensors.items()
     }
-    return replace(graph, tensors=tensors)
+    ops = graph.ops
+    if any(op.kind == SCAN for op in ops):
+        ops = tuple(_scan_at(op, states, tensors, precision) for op in ops)
+    return replace(graph, tensors=tensors, ops=ops)
+
+
+def _scan_at(
+    op: Op, states: Mapping[str, State], tensors: Mapping[str, Tensor], precision: str
+) -> Op:
+    """A scan, whose step is in the precision too; any other op as it is."""
+    if op.kind != SCAN:
+        return op
+    (body,) = bodies_in(op)
+    inside = _of_step(op, body, states, precision not in HALF)
+    changed = _changed(body, inside, precision)
+    made = replace(op, attrs={**op.attrs, BODIES: (to_text(changed),)})
+    indices = body_indices(made, tensors)
+    return replace(made, attrs={**made.attrs, **facts_of_scan(made, tensors, indices)})
 
 
 def _states(
@@ -104,10 +123,17 @@ def _states(
 def _of_scan(op: Op, state_of: Mapping[str, State], wide: bool) -> dict[str, State]:
     """What a step gives of what it is given; a carry keeps its dtype from step to step."""
     (body,) = bodies_in(op)
+    inside = _of_step(op, body, state_of, wide)
+    return {o: inside[i] for o, i in zip(op.outputs, body.outputs, strict=True) if i in inside}
+
+
+def _of_step(
+    op: Op, body: Graph, state_of: Mapping[str, State], wide: bool
+) -> Mapping[str, State]:
+    """Of the values of a scan's body."""
     pairs = zip(body.inputs, op.inputs, strict=True)
     given = {i: state_of[o] for i, o in pairs if o in state_of}
-    inside = _states(body, given, body, {}, wide)
-    return {o: inside[i] for o, i in zip(op.outputs, body.outputs, strict=True) if i in inside}
+    return _states(body, given, body, {}, wide)
 
 
 def _of_block(

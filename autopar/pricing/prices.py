@@ -22,6 +22,7 @@ from autopar.pricing.rings import bare
 from autopar.pricing.software.figures import Figures
 from autopar.pricing.software.trainer import Trainer
 from autopar.pricing.units.moves import move_time_s
+from autopar.rules.body_work import with_body_work
 from autopar.rules.extents import extents, split_ways
 from autopar.rules.fusion import ALONE, Fusion
 from autopar.rules.narrow import RECIPE
@@ -150,7 +151,8 @@ class Prices:
         work = self.works.get(place)
         if work is None:
             fused = self.fusion.moves.get(name)
-            work = op_work(op.op, op.bound, op.strategy, self.mesh, tensors, fused)
+            given = (op.op, op.bound, op.strategy, self.mesh, tensors)
+            work = with_body_work(op_work(*given, fused), *given)
             self.works[place] = work
         ahead, back = self._time(work, forward=True), self._time(work, forward=False)
         if RECIPE not in op.op.attrs:
@@ -169,6 +171,8 @@ class Prices:
         return round(added_time_s(self.cluster.device, gradient_bytes) * PICOSECONDS)
 
     def _time(self, work: Work, forward: bool) -> int:
+        if work.bodies:
+            return self._bodies_time(work, forward)
         flops = work.forward_flops if forward else work.backward_flops
         moved = work.forward_bytes if forward else work.backward_bytes
         if not flops and not moved:
@@ -194,3 +198,15 @@ class Prices:
                 seconds += op_time_s(self.cluster, 0.0, streamed, work.dtype, "elementwise")
             price = self._ops[place] = round(seconds / work.speed * PICOSECONDS)
         return price
+
+    def _bodies_time(self, work: Work, forward: bool) -> int:
+        """Of the dearest body, as often as it runs."""
+        if not forward and not work.backward_flops:
+            return 0
+        dearest = 0
+        for each in work.bodies:
+            taken = sum(self._time(one, forward) for one in each)
+            if work.again and not forward:
+                taken += sum(self._time(one, True) for one in each)
+            dearest = max(dearest, taken)
+        return work.times * dearest

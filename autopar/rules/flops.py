@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 
 from autopar.nouns.graph import Op, Tensor
+from autopar.nouns.kinds import SCAN
 from autopar.nouns.mesh import Mesh
 from autopar.rules.extents import ONE_DEVICE, WHOLE_OP, busiest, extents, most_work, split_ways
 from autopar.rules.notation import BoundRule
@@ -28,7 +29,7 @@ def flops(
     into, out = flows(op, tensors)
     if not any(out) or not any(into):
         return forward, 0.0
-    if rule.cost in ("matmul", "conv") and not rule.again:
+    if rule.cost in ("matmul", "conv") and not rule.again and op.kind != SCAN:
         chosen = into if rule.products is None else [into[i] for i in rule.products]
         return forward, forward * sum(chosen)
     return forward, forward * rule.backward

@@ -8,10 +8,20 @@ from functools import lru_cache
 
 from autopar.nouns.errors import UserError
 from autopar.nouns.graph import Op, Tensor
-from autopar.nouns.kinds import BODIES, OWN_DERIVATIVE, UNGRADED
+from autopar.nouns.kinds import (
+    BODIES,
+    CARRIED,
+    FLOPS,
+    KEEPS,
+    OWN_DERIVATIVE,
+    PRODUCTS,
+    SCAN,
+    UNGRADED,
+)
 from autopar.rules.advice import no_rule
 from autopar.rules.binding import bind_rule
 from autopar.rules.called import given_rule, is_called
+from autopar.rules.kept import Kept
 from autopar.rules.kept_whole import MARK, whole_rule
 from autopar.rules.notation import BoundRule, Rule, RuleError, RuleMaker
 from autopar.rules.own_functions import FUNCTION, as_differentiated, known_rule
@@ -116,10 +126,20 @@ def _rule(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> 
 
 
 def own_rule(op: Op) -> Rule:
-    """Of a function with a derivative of its own, a branch or a loop; see
+    """Of a function with a derivative of its own, or an op with bodies; see
     `autopar.rules.composite`."""
     text = op.attrs["rule"]
     saves, ungraded = tuple(range(len(op.inputs))), op.attrs.get(UNGRADED, ())
+    if op.kind == SCAN:
+        return Rule(
+            text,
+            saves=tuple(i for i in saves if i not in op.attrs[CARRIED]),
+            keeps=tuple(Kept(names, count) for count, names in op.attrs[KEEPS]),
+            flop_terms=op.attrs[FLOPS],
+            backward=2.0,
+            cost="matmul" if op.attrs[PRODUCTS] else "elementwise",
+            ungraded=ungraded,
+        )
     return Rule(text, saves=saves, flops=4.0, backward=2.0, ungraded=ungraded)
 
 

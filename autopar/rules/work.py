@@ -40,7 +40,9 @@ class Work:
     ``head_dim``: see `shape`. ``rows``: see `rows_at_once`. ``streamed_bytes``: of the forward,
     beside its products, ``streamed_back_bytes``: of the backward; ``calls``: of products in it.
     ``kernel``: of an attention that runs as one plain call, by which constants it is priced; "":
-    the usual ones. ``speed``: of a user's kernel, over that.
+    the usual ones. ``speed``: of a user's kernel, over that. ``bodies``: of an op with bodies what
+    the ops in each do at each of so many ``times``, of which the dearest counts and nothing else;
+    ``again``: backward runs their forward once more.
     """
 
     forward_flops: float
@@ -59,6 +61,9 @@ class Work:
     calls: int = 1
     kernel: str = ""
     speed: float = 1.0
+    bodies: tuple[tuple[Work, ...], ...] = ()
+    times: int = 1
+    again: bool = False
 
 
 def op_work(

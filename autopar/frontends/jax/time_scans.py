@@ -34,6 +34,7 @@ from autopar.nouns.kinds import (
 )
 from autopar.nouns.text.graph import to_text
 from autopar.rules.bodies import body_indices
+from autopar.rules.body_work import facts_of_scan
 from autopar.rules.called import RULE
 from autopar.rules.composite import Indices
 from autopar.rules.own_functions import LINEAR
@@ -129,7 +130,9 @@ def _node(
         UNGRADED: _ungraded(graph, inputs[fixed:behind], consts),
         **({AGAIN: True} if is_again(eqn) else {}),
     }
-    indices = _indices(operands, outs, attrs)
+    op, tensors = _alone(operands, outs, attrs)
+    indices = body_indices(op, tensors)
+    attrs |= facts_of_scan(op, tensors, indices)
     if indices.splits:
         attrs[RULE] = indices.rule.text
     if not indices.rule.defers:
@@ -182,12 +185,14 @@ def _ungraded(graph: Graph, begins: Sequence[Operand], consts: int) -> tuple[int
         graded |= new
 
 
-def _indices(operands: Sequence[Value], outs: Sequence[Value], attrs: dict[str, Any]) -> Indices:
-    named = [Tensor(f"x{i}", x.shape, x.dtype) for i, x in enumerate(operands)]
-    named += [Tensor(f"y{i}", x.shape, x.dtype) for i, x in enumerate(outs)]
-    names, count = tuple(t.name for t in named), len(operands)
-    op = Op(SCAN, names[:count], names[count:], attrs)
-    return body_indices(op, {t.name: t for t in named})
+def _alone(
+    operands: Sequence[Value], outs: Sequence[Value], attrs: dict[str, Any]
+) -> tuple[Op, dict[str, Tensor]]:
+    """The op between tensors of its own; whatever is a float may have a gradient."""
+    values = [*_named("x", operands), *_named("y", outs)]
+    named = [Tensor(n, x.shape, x.dtype, differentiable="float" in x.dtype) for n, x in values]
+    names, count = tuple(n for n, _ in values), len(operands)
+    return Op(SCAN, names[:count], names[count:], attrs), {t.name: t for t in named}
 
 
 def _takes_samples(node: Node, indices: Indices, samples: frozenset[int]) -> bool:
@@ -203,5 +208,5 @@ def _takes_samples(node: Node, indices: Indices, samples: frozenset[int]) -> boo
     return not samples or any(size % n == 0 for size in sizes for n in samples)
 
 
-def _named(letter: str, values: Sequence[Operand]) -> list[tuple[str, Operand]]:
+def _named(letter: str, values: Sequence[Any]) -> list[tuple[str, Any]]:
     return [(f"{letter}{i}", x) for i, x in enumerate(values)]
