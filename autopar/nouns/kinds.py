@@ -26,12 +26,13 @@ results to which no gradient comes back, as none does through a loop or to integ
 an index that is split was made without it, so it is the same on all ranks. Their rule stands
 beside, as of functions with a derivative of their own."""
 STACKED, LENGTH, REVERSE, AGAIN = "stacked", "length", "reverse", "again"
-FLOPS, PRODUCTS, KEEPS = "flops", "products", "keeps"
+FLOPS, PRODUCTS, KEEPS, PAIRS = "flops", "products", "keeps", "pairs"
 """Attrs of a scan: the positions of its operands that each step has a row of, as it makes one of
 the results behind the carries; how many steps; whether the last comes first; whether backward runs
 each step again (`jax.checkpoint`). And, of all steps, as `autopar.rules.body_work` has them:
 floating-point operations as `Rule.flop_terms`, whether those of products alone, and what is kept
-for backward, as `Kept`, in bytes."""
+for backward, as `Kept`, in bytes. Where no dim can be split, which ops of a step stand against
+it, in words."""
 
 CROSS_ENTROPIES = frozenset({"cross_entropy", "linear_cross_entropy"})
 """Their second operand has the labels."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from autopar.nouns.graph import Op, Tensor
-from autopar.nouns.kinds import BODIES, LOOP, OWN_DERIVATIVE
+from autopar.nouns.kinds import BODIES, LENGTH, LOOP, OWN_DERIVATIVE, PAIRS, SCAN
 from autopar.rules.own_functions import FUNCTION
 
 RANDOM = frozenset(
@@ -57,6 +57,15 @@ def no_rule(
             "have an op without a rule. Apply it to one sample by jax.vmap, leave reductions to "
             "the caller, or register a rule for what has none, as in\n"
             "    autopar.register_rule('jax::bessel_i1e', '... -> ...')"
+        )
+    if op.kind == SCAN:
+        return (
+            f"no dim of a scan of {op.attrs[LENGTH]} steps over time can be split. {place} Its "
+            "step runs on the pieces of one rank, so a dim may be split that all of its results "
+            "that are floats have, and whose entries no op of the step pairs. These pair some: "
+            f"{op.attrs.get(PAIRS, 'none does')}. Apply the step to one sample by jax.vmap, give "
+            "rows of each sample and take their mean behind the scan, or take time that passes "
+            "linearly (state space models, linear attention) by jax.lax.associative_scan."
         )
     if BODIES in op.attrs:
         return (

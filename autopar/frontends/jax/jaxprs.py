@@ -253,8 +253,8 @@ class _Walker:
             return self._block(eqn, inputs, source)
         if length > MOST_STEPS or not any(map(_is_parameter, stacked)):
             self.builder.source = source
-            carried = self.casts.of_carries(eqn)
-            whole = scanned(eqn, inputs, carried, self._step, self.builder, self.samples)
+            dtypes = self.casts.of_carries(eqn)
+            whole = scanned(eqn, inputs, dtypes, self._step, self.builder, self.samples)
             if whole is not None:
                 return whole
         consts, carry = inputs[:fixed], inputs[fixed : fixed + carried]

@@ -19,13 +19,16 @@ import jax.extend.core as jex
 from autopar.frontends.jax.derivatives import drafted_graph
 from autopar.frontends.jax.draft import Builder, Draft, Node, Operand, Uniform, Value
 from autopar.frontends.jax.errors import CaptureError
+from autopar.frontends.jax.finish import graph_of
 from autopar.frontends.jax.products import products_named
+from autopar.nouns.errors import first_of
 from autopar.nouns.graph import Graph, Op, Tensor, unique
 from autopar.nouns.kinds import (
     AGAIN,
     BODIES,
     CARRIED,
     LENGTH,
+    PAIRS,
     REVERSE,
     SCAN,
     STACKED,
@@ -38,12 +41,15 @@ from autopar.rules.body_work import facts_of_scan
 from autopar.rules.called import RULE
 from autopar.rules.composite import Indices
 from autopar.rules.own_functions import LINEAR
-from autopar.rules.registry import UnruledOp
+from autopar.rules.registry import UnruledOp, bind
 
-MOST_WRITTEN = 64
-"""Steps of a scan over time that are written out."""
+MOST_WRITTEN = 32
+"""Steps of a scan over time that are written out: a GRU of so many takes 15 CPU s to plan, of 256
+it took 200, as one op 6 whatever its length (1,024 steps and 4,096 too)."""
 MOST_STEPS = 1024
 """Of a scan whose body can be none of an op."""
+NAMED = 4
+"""Ops that are named where none of its dims can be split."""
 REMATERIALISED = frozenset(("remat", "remat2", "checkpoint"))
 
 Drafted = Callable[[Any, Sequence[Operand]], Draft]
@@ -57,14 +63,16 @@ def scanned(
     builder: Builder,
     samples: frozenset[int],
 ) -> list[Operand] | None:
-    """The results of a scan as one op; None where it is better written out.
+    """The results of a scan as one op; None where it is better written out, as one over layers is.
 
     carried_as: the dtypes of its carries in half precision, as `OwnCasts.of_carries`.
     samples: the sizes that the batch's first dims have, one of which must be left to split where
              the scan is short enough to be written out.
     """
     length = eqn.params["length"]
-    if length <= MOST_WRITTEN:
+    stacked = inputs[eqn.params["num_consts"] + eqn.params["num_carry"] :]
+    layers = length <= MOST_STEPS and any(_of_parameters(x, builder) for x in stacked)
+    if length <= MOST_WRITTEN or layers:
         return None
     try:
         node, results, indices = _node(eqn, inputs, carried_as, drafted, builder)
@@ -76,6 +84,14 @@ def scanned(
         return None
     builder.append(node)
     return results
+
+
+def _of_parameters(x: Operand, builder: Builder) -> bool:
+    """Whether ``x`` is a parameter, or a view or cast of one."""
+    if not isinstance(x, Value):
+        return False
+    node = builder.made_by(x, "cast", "reshape", "transpose", "slice")
+    return x.role == "parameter" if node is None else _of_parameters(node.inputs[0], builder)
 
 
 def is_again(eqn: Any) -> bool:
@@ -135,12 +151,29 @@ def _node(
     attrs |= facts_of_scan(op, tensors, indices)
     if indices.splits:
         attrs[RULE] = indices.rule.text
+    else:
+        attrs[PAIRS] = _pairing(draft)
     if not indices.rule.defers:
         attrs[LINEAR] = False
     node = Node(SCAN, tuple(operands), tuple(outs), attrs, builder.source)
     made = dict(zip(kept, outs, strict=True))
     nobody = Uniform(0, "int32")  # for what nobody reads
     return node, [made.get(i, nobody) for i in range(len(eqn.outvars))], indices
+
+
+def _pairing(draft: Draft) -> str:
+    """The ops of a step that pair entries of some dim, with their lines."""
+    graph, _ = graph_of(products_named(draft))
+    pairing = []
+    for op in graph.ops:
+        try:
+            factors = bind(op, graph.tensors).factors.values()
+        except UnruledOp:
+            pairing.append(f"{op.kind} at {op.source}, which has no rule")
+            continue
+        if any(f.kind != "parallel" and f.size > 1 for f in factors):
+            pairing.append(f"{op.kind} at {op.source}")
+    return first_of(list(dict.fromkeys(pairing)), NAMED) if pairing else "none does"
 
 
 def _name(value: Value) -> str:
@@ -196,16 +229,22 @@ def _alone(
 
 
 def _takes_samples(node: Node, indices: Indices, samples: frozenset[int]) -> bool:
-    """Whether some dim that the batch's samples may lie along can be split."""
+    """Whether some dim that the batch's samples may lie along can be split: one of their number
+    if there is any beside that of time, else one of a multiple."""
     if RULE not in node.attrs:
         return False
-    sizes = {
-        size
-        for name, x in (*_named("x", node.inputs), *_named("y", node.outputs))
-        for d, size in enumerate(x.shape)
-        if size > 1 and indices.of["forward", name, d] not in indices.whole
-    }
-    return not samples or any(size % n == 0 for size in sizes for n in samples)
+    rows = {f"x{i}" for i in node.attrs[STACKED]}
+    rows |= {f"y{i}" for i in range(len(node.attrs[CARRIED]), len(node.outputs))}
+    free, whole = set[int](), set[int]()
+    for name, x in (*_named("x", node.inputs), *_named("y", node.outputs)):
+        for d, size in enumerate(x.shape):
+            if indices.of["forward", name, d] not in indices.whole:
+                free.add(size)
+            elif not (name in rows and d == 0):
+                whole.add(size)
+    if free & samples or not samples:
+        return True
+    return not whole & samples and any(size % n == 0 for size in free for n in samples)
 
 
 def _named(letter: str, values: Sequence[Any]) -> list[tuple[str, Any]]:
