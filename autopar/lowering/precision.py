@@ -127,9 +127,7 @@ def _of_scan(op: Op, state_of: Mapping[str, State], wide: bool) -> dict[str, Sta
     return {o: inside[i] for o, i in zip(op.outputs, body.outputs, strict=True) if i in inside}
 
 
-def _of_step(
-    op: Op, body: Graph, state_of: Mapping[str, State], wide: bool
-) -> Mapping[str, State]:
+def _of_step(op: Op, body: Graph, state_of: Mapping[str, State], wide: bool) -> Mapping[str, State]:
     """Of the values of a scan's body."""
     pairs = zip(body.inputs, op.inputs, strict=True)
     given = {i: state_of[o] for i, o in pairs if o in state_of}

@@ -35,7 +35,7 @@ from autopar.rules.fusion import fusion
 from autopar.rules.localised import localised
 from autopar.rules.notation import BoundRule
 from autopar.rules.registry import bind
-from autopar.rules.strategies import Strategy, flows
+from autopar.rules.strategies import Strategy
 from autopar.rules.work import PRODUCTS as COSTLY
 from autopar.rules.work import Work, op_work
 

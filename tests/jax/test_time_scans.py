@@ -20,7 +20,7 @@ from autopar.planner.ask.unruled import check_allowed, unruled
 from autopar.rules.registry import UnruledOp, bind
 from autopar.runtime.verify.verified import TOLERANCE
 from tests.jax import models
-from tests.jax.planned import LAYOUTS, made_of
+from tests.jax.planned import LAYOUTS, cluster, made_of
 from tests.jax.test_capture import equal
 
 STEPS = MOST_WRITTEN + 8
@@ -151,7 +151,7 @@ def _mapped(p: Any, x: Any) -> Any:
 
 
 def _checkpointed(p: Any, x: Any) -> Any:
-    @jax.checkpoint
+    @jax.checkpoint  # type: ignore[untyped-decorator]
     def step(h: Any, x: Any) -> Any:
         h = jnp.tanh(x @ p["a"] + h @ p["b"])
         return h, h
@@ -322,6 +322,76 @@ def test_a_clipped_gradient_of_a_weight_keeps_samples_whole() -> None:
     for layout in ("tp", "dp"):
         program = made_of("clipped weight", model, LAYOUTS[layout])
         assert program.exact()[0].largest <= TOLERANCE
+
+
+def test_steps_that_run_again_are_not_told_to_be_left_out() -> None:
+    """They keep what they carry alone: rows of time, 4 bytes each."""
+    captured = capture(_loss(_checkpointed), PARAMS, BATCH)
+    assert not [note for note in captured.notes if "jax.checkpoint" in note]
+    (again,), (usual,) = (
+        _scans(capture(_loss(form), PARAMS, BATCH).graph) for form in (_checkpointed, _rnn)
+    )
+    assert again.attrs["keeps"] == ((4 * W * STEPS, ("i2",)),)
+    assert usual.attrs["keeps"] == ((2 * 4 * W * STEPS, ("i2",)),)  # and tanh its result
+    assert usual.attrs["flops"] == ((2 * 2.0 * W * W * STEPS, ("i2",)),)
+
+
+def _layer(p: Any, x: Any) -> Any:
+    """A state in float32, whatever the precision is."""
+
+    def step(s: Any, row: Any) -> Any:
+        s = s * jax.nn.sigmoid(p["f"]).astype(jnp.float32) + row.astype(jnp.float32)
+        return s, s.astype(row.dtype) * row
+
+    start = jnp.zeros((x.shape[0], W), jnp.float32)
+    ys = lax.scan(step, start, _rows(x @ p["a"]))[1]
+    return x + jnp.tanh(_rows(ys) @ p["b"])
+
+
+def _listed(params: Any, batch: Any) -> Any:
+    x = batch["x"]
+    for p in params["layers"]:
+        x = _layer(p, x)
+    return jnp.mean(jnp.square(x))
+
+
+def _stacked(params: Any, batch: Any) -> Any:
+    x = lax.scan(lambda x, p: (_layer(p, x), None), batch["x"], params["layers"])[0]
+    return jnp.mean(jnp.square(x))
+
+
+@pytest.mark.parametrize("loss", [_listed, _stacked])
+def test_layers_with_scans_over_time_are_layers(loss: Callable[[Any, Any], Any]) -> None:
+    """In half precision a state is in the dtype that the loss asks for; in microbatches too."""
+    one = {"a": models.shape(W, W), "b": models.shape(W, W), "f": models.shape(W)}
+    layers: Any = {name: models.shape(3, *s.shape) for name, s in one.items()}
+    model = models.Model(loss, {"layers": [one] * 3 if loss is _listed else layers}, BATCH)
+    fix = {"dp_replicate": "4", "tp": "2", "microbatch": "2"}
+    program = made_of(loss.__name__, model, fix, precision="bfloat16")
+    assert program.exact()[0].largest <= TOLERANCE
+    assert program.text.count("lax.scan(") == 1
+    assert "layers(" in program.text
+    (body,) = (block.body for block in program.planned.lowered.graph.blocks.values())
+    (op,) = _scans(body)
+    assert [body.tensors[name].dtype for name in op.outputs] == ["float32", "bfloat16"]
+
+
+def test_a_long_scan_costs_what_its_steps_do() -> None:
+    """Twice the steps take twice the time; fewer samples on a rank less, but for launches."""
+
+    def form(p: Any, x: Any, steps: int) -> Any:
+        def step(h: Any, _: Any) -> Any:
+            return jnp.tanh(h @ p["a"]), None
+
+        return lax.scan(step, x[:, 0], None, length=steps)[0]
+
+    taken = []
+    for steps in (2048, 4096):
+        model = models.Model(_loss(partial(form, steps=steps)), PARAMS, BATCH)
+        program = made_of(f"{steps} steps", model, LAYOUTS["dp"])
+        taken.append(program.plan.prediction.step_time_s)
+    assert taken[1] == pytest.approx(2 * taken[0], rel=0.05)
+    assert taken[0] > 2048 * 4 * cluster().device.launch_overhead_s
 
 
 def test_short_scans_and_those_over_layers_are_written_out() -> None:

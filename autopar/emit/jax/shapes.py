@@ -43,7 +43,10 @@ def step_arguments(
     """(typed arguments, first lines) of a step of a scan, whose inputs are ``variables``."""
     fixed = len(variables) - carries - rows
     typed, lines = [f"{v}: Array" for v in variables[:fixed]], []
-    for name, some in (("carry", variables[fixed:][:carries]), ("row", variables[fixed + carries:])):
+    for name, some in (
+        ("carry", variables[fixed:][:carries]),
+        ("row", variables[fixed + carries :]),
+    ):
         if len(some) == 1:
             typed.append(f"{some[0]}: Array")
             continue

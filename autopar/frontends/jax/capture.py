@@ -134,7 +134,7 @@ def _captured(
         aux=aux,
         draws=draws,
         notes=(
-            *remarks(closed, asked.precision, made.casts),
+            *remarks(closed, asked.precision, made.casts, made.graph),
             *joined_note(joined),
             *held_note(held),
             *drawn_note(draws),

@@ -26,7 +26,7 @@ from autopar.frontends.jax.derivatives import (
     rule_failed,
 )
 from autopar.frontends.jax.draft import Builder, Draft, Node, Operand, Uniform, Value
-from autopar.frontends.jax.errors import ComplexNumbers, ControlFlow, LargeConstant
+from autopar.frontends.jax.errors import ComplexNumbers, LargeConstant
 from autopar.frontends.jax.known_arrays import made_of_places
 from autopar.frontends.jax.known_numbers import (
     COMPLEX,

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import jax.extend.core as jex
 
 from autopar.frontends.jax.own_casts import OwnCasts
 from autopar.frontends.jax.places import UNKNOWN, place_of
+from autopar.frontends.jax.time_scans import REMATERIALISED, is_again
 from autopar.nouns.errors import first_of
+from autopar.nouns.graph import Graph
+from autopar.nouns.kinds import AGAIN
 
-REMATERIALISED = frozenset(("remat", "remat2", "checkpoint"))
 NAMED = 4
 """How many places stand in a sentence before "and N more"."""
 
 
-def remarks(closed: Any, precision: str, casts: OwnCasts) -> tuple[str, ...]:
-    """Sentences on the jaxpr ``closed`` of a loss; ``precision`` is that of the workload."""
-    notes = [*_recomputed(closed.jaxpr), *_constrained(closed.jaxpr)]
+def remarks(closed: Any, precision: str, casts: OwnCasts, graph: Graph) -> tuple[str, ...]:
+    """Sentences on the jaxpr ``closed`` of a loss, of which ``graph`` was made; ``precision`` is
+    that of the workload."""
+    notes = [*_recomputed(closed.jaxpr, _run_again(graph)), *_constrained(closed.jaxpr)]
     return (*notes, *([_lost(precision, casts.lost)] if casts.lost else ()))
 
 
@@ -33,9 +36,21 @@ def untrained_note(names: Sequence[str]) -> tuple[str, ...]:
     )
 
 
-def _recomputed(jaxpr: Any) -> Iterator[str]:
+def _run_again(graph: Graph) -> set[str]:
+    """Where scans stand whose steps the program runs again in backward, as the loss has it."""
+    parts = (graph, *(block.body for block in graph.blocks.values()))
+    ops = (op for part in parts for op in part.ops if op.attrs.get(AGAIN))
+    return {f"{op.source.file.rpartition('/')[2]}:{op.source.line}" for op in ops}
+
+
+def _recomputed(jaxpr: Any, again: Collection[str]) -> Iterator[str]:
     by_policy: dict[str, list[str]] = {}
+    kept: set[int] = set()
     for eqn in _equations(jaxpr):
+        if eqn.primitive.name == "scan" and place_of(eqn) in again and is_again(eqn):
+            kept.add(id(eqn.params["jaxpr"].jaxpr.eqns[0]))
+        if id(eqn) in kept:
+            continue
         if eqn.primitive.name in REMATERIALISED:
             by_policy.setdefault(_policy(eqn.params.get("policy")), []).append(_place(eqn))
     for policy, places in by_policy.items():
