@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from autopar.emit.constants import literal
 from autopar.emit.jax import loops
 from autopar.emit.jax.places import body_key
-from autopar.emit.jax.shapes import tuple_of
+from autopar.emit.jax.shapes import grouped, tuple_of
 from autopar.emit.jax.steps import call
 from autopar.emit.text import Expr
 from autopar.lowering.lowered import Lowered, LoweredOp
+from autopar.nouns.graph import Op
 from autopar.nouns.kinds import (
     AGAIN,
     CARRIED,
@@ -75,7 +76,13 @@ def _scan(op: LoweredOp, given: Sequence[str], step: str) -> Expr:
     how = "" if stacked else f", length={attrs[LENGTH]}"
     how += ", reverse=True" if attrs[REVERSE] else ""
     taken = tuple_of(rows) if rows else "None"
-    return Expr(f"lax.scan({step}, {tuple_of(begin)}, {taken}{how})")
+    part = "" if len(op.op.outputs) > 1 else "[0]" if carried else "[1]"
+    return Expr(f"lax.scan({step}, {tuple_of(begin)}, {taken}{how}){part}")
+
+
+def targets(op: Op, names: Sequence[str]) -> str:
+    """What stands on the left of an op with several results: a scan gives carries and stacks."""
+    return grouped(names, len(op.attrs[CARRIED]) if op.kind == SCAN else None)
 
 
 def between(run: loops.Run, lowered: Lowered, scatters: Mapping[str, int]) -> str:

@@ -21,7 +21,7 @@ from autopar.emit.roles import Known
 from autopar.emit.text import ATOM, Expr, Lines
 from autopar.emit.text import variable as variable_of
 from autopar.lowering.lowered import Lowered, LoweredOp, Operand
-from autopar.nouns.kinds import BODIES, CARRIED, OWN_DERIVATIVE, SCAN
+from autopar.nouns.kinds import BODIES, OWN_DERIVATIVE
 from autopar.nouns.plan import key
 from autopar.nouns.sharding import Sharding
 
@@ -111,9 +111,7 @@ class _Writer:
             self._op(op, index)
             index += 1
         results = [self._brought(o) for o in self.lowered.outputs]
-        texts = [r.text for r in results]
-        made = ", ".join(texts) if self.carries is None else grouped(texts, self.carries)
-        self.lines.add(f"return {made}")
+        self.lines.add(f"return {grouped([r.text for r in results], self.carries)}")
         return self.lines.lines
 
     # -- ops -------------------------------------------------------------------------------------
@@ -129,18 +127,13 @@ class _Writer:
             made = Expr(f"{function}({', '.join(x.text for x in inputs)})")
         elif BODIES in op.op.attrs:
             made = body_call(op, inputs, self.lowered.block, self.functions)
-            if op.op.kind == SCAN and len(op.op.outputs) == 1:
-                part = 0 if op.op.attrs[CARRIED] else 1
-                made = Expr(f"{made.text}[{part}]")
         else:
             made = expression(op, inputs, self.lowered, self.sizes)
         if len(op.op.outputs) > 1:
             self._settle()
             names = [self._bind(name, op) for name in op.op.outputs]
             self._mark(op)
-            scans = op.op.kind == SCAN
-            left = grouped(names, len(op.op.attrs[CARRIED])) if scans else ", ".join(names)
-            self.lines.add(f"{left} = {made.text}")
+            self.lines.add(f"{targets(op.op, names)} = {made.text}")
         elif self._inlines(op, index, made):
             hint = by_module(op.op, self.lowered.graph.tensors)
             origin = self._origin(op) if hint in ("", "x") else hint
@@ -217,7 +210,10 @@ class _Writer:
         for op in run.ops[1:]:
             for operand in op.operands:
                 self._read(operand.name)
+        again = self._read_again(run)
+        self.read -= again
         self._settle()
+        self.read |= again
         names = [self._bind(name, first) for name in last.op.outputs]
         shape = self._comment(last.op.outputs[0], last.results[0])
         self.lines.add(f"{', '.join(names)} = {text}", f"{looped} layers: {shape}")
@@ -229,6 +225,10 @@ class _Writer:
             self.lines.add(f"{', '.join(names)} = {made}", shape)
         for name in last.op.outputs:
             self._shared(name)
+
+    def _read_again(self, run: loops.Run) -> set[str]:
+        """Variables that the layer behind a loop reads, which has a statement of its own."""
+        return {v for name in run.again for v in self.held[name].text.reads}
 
     def _each(self, ops: Sequence[LoweredOp], places: Sequence[int]) -> str:
         """What each of the layers has of its own of the batch, stacked."""

@@ -25,8 +25,11 @@ def signature(
     return lines.lines
 
 
-def grouped(texts: Sequence[str], carries: int) -> str:
-    """What a step gives: ``(h, c), y``, without brackets where one stands for a tuple of one."""
+def grouped(texts: Sequence[str], carries: int | None) -> str:
+    """What a step gives: ``(h, c), y``, without brackets where one stands for a tuple of one;
+    ``carries``: see `Printing`."""
+    if carries is None:
+        return ", ".join(texts)
     return f"{tuple_of(texts[:carries])}, {tuple_of(texts[carries:])}"
 
 

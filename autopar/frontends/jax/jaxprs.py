@@ -7,6 +7,7 @@ over time is an op with a body (`autopar.frontends.jax.time_scans`), a short one
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy as np
 
 from autopar.frontends.jax.branches import looped, only_branch, switched
 from autopar.frontends.jax.constants import Constants, is_data
+from autopar.frontends.jax.copied_masks import made_again
 from autopar.frontends.jax.derivatives import (
     CUSTOM,
     SOLVE,
@@ -43,7 +45,6 @@ from autopar.frontends.jax.time_scans import MOST_STEPS, scanned
 from autopar.nouns.graph import Source
 from autopar.nouns.kinds import OWN_DERIVATIVE
 
-MOST_COPIED = 32  # ops of a mask that is made inside of a scan's body
 MOST_ELEMENTS = 1 << 16  # of a closed-over array
 NO_CASTS = OwnCasts()
 
@@ -218,16 +219,9 @@ class _Walker:
 
     def _inner(self, builder: Builder, source: Source) -> _Walker:
         """Of what is called at ``source``."""
-        return _Walker(
-            builder,
-            source.module,
-            source,
-            self.exact,
-            self.rules,
-            self.constants,
-            self.casts,
-            self.samples,
-        )
+        inner = copy(self)
+        inner.builder, inner.scope, inner.place = builder, source.module, source
+        return inner
 
     def _call(self, called: Any, inputs: Sequence[Operand], source: Source) -> list[Operand]:
         inner = self._inner(self.builder, source)
@@ -282,7 +276,7 @@ class _Walker:
         parts: list[list[tuple[Value, Operand]]] = [[], [], [], []]
         each: dict[Value, tuple[Value, ...]] = {}
         for place, (x, var) in enumerate(zip(inputs, params["jaxpr"].jaxpr.invars, strict=True)):
-            own = self._constant_inside(x, walker.builder) if place < fixed else None
+            own = made_again(x, self.builder, walker.builder) if place < fixed else None
             if own is not None:
                 given.append(own)
                 continue
@@ -322,29 +316,6 @@ class _Walker:
         node = self.builder.made_by(x, "stack")
         rows = () if node is None or node.attrs["dim"] else node.values
         return rows if all(row.role == "input" for row in rows) else ()
-
-    def _constant_inside(self, x: Operand, inside: Builder) -> Operand | None:
-        """``x`` made again in ``inside`` if it is a number or a mask made from constants."""
-        if isinstance(x, Uniform):
-            return x
-        if x.dtype != "bool":
-            return None
-        nodes: list[Node] = []
-        todo, seen = [x], set[Value]()
-        while todo:
-            value = todo.pop()
-            if value in seen:
-                continue
-            seen.add(value)
-            node = self.builder.maker.get(value)
-            if node is None or node.kind == "scan" or len(nodes) > MOST_COPIED:
-                return None
-            nodes.append(node)
-            todo.extend(node.values)
-        for node in sorted(set(nodes), key=self.builder.nodes.index):
-            if node.out not in inside.maker:
-                inside.append(node)
-        return x
 
     def _pick(self, x: Operand, step: int) -> Operand:
         if isinstance(x, Uniform):
