@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from autopar.emit.constants import literal
 from autopar.emit.jax import loops
-from autopar.emit.jax.block_calls import between, block_call, body_call
+from autopar.emit.jax.block_calls import between, block_call, body_call, targets
 from autopar.emit.jax.expressions import expression
 from autopar.emit.jax.hints import by_module, is_centred_square
 from autopar.emit.jax.printing import Printing

@@ -30,6 +30,12 @@ class Run:
         """Whether the last layer stands apart: nothing happens to what it gives."""
         return any(self.between)
 
+    @property
+    def again(self) -> tuple[str, ...]:
+        """Tensors that such a last layer reads, beside what the loop gives."""
+        given = self.ops[-1].operands
+        return tuple(given[i].name for i in (*self.fixed, *self.each) if self.parts)
+
 
 def last_alone(lowered: Lowered) -> frozenset[str]:
     """Blocks whose last layer stands apart from the loop over the others, so that its parameters
