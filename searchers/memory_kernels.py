@@ -4,7 +4,7 @@ The tree holds, for every row, the memory used beyond its room; the largest is `
 choice fits when that is not above zero.  Imported only when a model is large.
 """
 
-# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# mypy: disable-error-code="assignment, no-untyped-def, untyped-decorator"
 from __future__ import annotations
 
 import numba

@@ -290,11 +290,9 @@ class _Finder:
             return " ".join(words)
 
         left, right = (", ".join(map(term, side)) for side in (forward.inputs, forward.outputs))
-        rule = Rule(
-            f"{left} -> {right}",
-            defers=not self.clipping
-            and linear_in(backward, backward.inputs[len(forward.inputs) :]),
-        )
+        incoming = backward.inputs[len(forward.inputs) :]
+        defers = not self.clipping and linear_in(backward, incoming)
+        rule = Rule(f"{left} -> {right}", defers=defers)
         return Indices({p: names[self._root(p)] for p in self.parent}, whole, rule)
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from autopar.emit.pytorch.rewriting import remade, swapped
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Spread
 from tests.emit.harness import capture_of, check, emitted
@@ -132,3 +133,16 @@ def test_a_part_that_is_not_taken_out_keeps_its_gradient() -> None:
         program = emitted(made, stage)
         assert "second" in program.text.partition("    def forward")[2]
         check(program, Halves(), {"x": torch.randn(B, D)})
+
+
+def test_a_rewriting_that_would_lose_a_gradient_is_left_out() -> None:
+    """By whatever reason it takes the part alone."""
+    made = capture_of(Halves, lambda: {"x": torch.zeros(B, D)})
+    lowered = emitted(made, random_stage(made, Mesh.parse("tp=2"), 1, 0)).lowered
+    cut = next(op for op in lowered.ops if op.op.kind == "slice")
+    both = next(op for op in lowered.ops if op.op.outputs[0] == cut.operands[0].name)
+    first, second = both.operands
+    one = remade(cut, "identity", (first,), {})
+    assert swapped(lowered, {cut.op.name: one}) is lowered
+    twice = remade(cut, "add", (first, second), {})
+    assert both not in swapped(lowered, {cut.op.name: twice}).ops

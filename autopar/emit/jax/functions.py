@@ -199,19 +199,19 @@ class _Writer:
         inputs = [self._brought(o).text for o in first.operands]
         block = self.lowered.graph.blocks[first.op.attrs["block"]]
         fixed = [inputs[i] for i in run.fixed]
-        carry = [inputs[i] for i in run.carried]
+        carry = ", ".join(inputs[i] for i in run.carried)
         function = self.functions[block.name]
         stack = f"{self.parameters}[{literal(block.name)}]"
         shared = f", shared=({', '.join(fixed)}{',' * (len(fixed) == 1)})" if fixed else ""
         looped = len(run.ops) - run.parts
         extra = shared + self._each(run.ops[:looped], run.each)
         extra += between(run, self.lowered, self.scatters)
-        text = f"layers({function}, {stack}, {', '.join(carry)}{extra})"
+        text = f"layers({function}, {stack}, {carry}{extra})"
         for op in run.ops[1:]:
             for operand in op.operands:
                 self._read(operand.name)
-        again = self._read_again(run)
-        self.read -= again
+        again = {v for name in run.again for v in self.held[name].text.reads}
+        self.read -= again  # a layer behind the loop, of a statement of its own, reads them too
         self._settle()
         self.read |= again
         names = [self._bind(name, first) for name in last.op.outputs]
@@ -225,10 +225,6 @@ class _Writer:
             self.lines.add(f"{', '.join(names)} = {made}", shape)
         for name in last.op.outputs:
             self._shared(name)
-
-    def _read_again(self, run: loops.Run) -> set[str]:
-        """Variables that the layer behind a loop reads, which has a statement of its own."""
-        return {v for name in run.again for v in self.held[name].text.reads}
 
     def _each(self, ops: Sequence[LoweredOp], places: Sequence[int]) -> str:
         """What each of the layers has of its own of the batch, stacked."""

@@ -50,7 +50,8 @@ def remade(
 
 
 def swapped(lowered: Lowered, new: Mapping[str, LoweredOp]) -> Lowered:
-    """``lowered`` with ops replaced, by name, and without those that nobody reads any more."""
+    """``lowered`` with ops replaced, by name, and without those that nobody reads any more; as it
+    is where parameters would lose their gradients of zeros with those."""
     if not new:
         return lowered
     before = Links.of(lowered)
@@ -62,4 +63,15 @@ def swapped(lowered: Lowered, new: Mapping[str, LoweredOp]) -> Lowered:
         if unread_before or wanted.intersection(op.op.outputs):
             kept.append(op)
             wanted.update(o.name for o in op.operands)
-    return replace(lowered, ops=tuple(reversed(kept)))
+    made = replace(lowered, ops=tuple(reversed(kept)))
+    return lowered if _loses_gradients(lowered, made, wanted) else made
+
+
+def _loses_gradients(before: Lowered, made: Lowered, wanted: set[str]) -> bool:
+    """Whether a gradient flowed into something that nobody reads any more, or out of a block."""
+    left = {op.op.name for op in made.ops}
+    gone = [op for op in before.ops if op.op.name not in left]
+    unread = {o.name for op in before.ops for o in op.operands} - wanted
+    unread -= {name for op in gone for name in op.op.outputs}
+    blocks = any(op.op.kind == "block" for op in gone)
+    return blocks or any(before.tensors[name].tensor.differentiable for name in unread)
