@@ -371,3 +371,21 @@ def test_the_module_in_which_shapes_do_not_fit() -> None:
 
     with pytest.raises(errors.ForwardError, match=r"at Sequential \(module 1\): RuntimeError"):
         capture(Workload(model=model, batch=lambda: {"input": torch.ones(B, D)}))
+
+
+class LastOfEach(Model):
+    """The last row that a mask has of each sample, as sequences are classified by their end."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.mean)
+        self.head = nn.Sequential(nn.Linear(3, 3))
+
+    def forward(self, x: Tensor) -> object:
+        chosen = self.linear(x)[:, :, None].expand(B, D, 3)[x > 0.5]
+        return self.head(chosen.view(B, -1, 3)[:, -1, :]).mean()
+
+
+def test_rows_of_a_mask_as_so_many_of_each_sample() -> None:
+    """Those lie as many numbers apart as there are rows, whatever layer takes them."""
+    with pytest.raises(errors.UnsupportedOpError, match="rows that a mask chooses"):
+        capture(Workload(model=LastOfEach, batch=batch))

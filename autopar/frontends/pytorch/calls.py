@@ -219,7 +219,7 @@ class Calls:
             if self.current is not None:
                 return forward(*args, **kwargs)
             tensors, structure = take_apart((args, kwargs))
-            if any(isinstance(n, torch.SymInt) for t in tensors for n in t.shape):
+            if any(isinstance(n, torch.SymInt) for t in tensors for n in (*t.shape, *t.stride())):
                 return forward(*args, **kwargs)  # rows that a mask chooses: another one each time
             key = (member.group, structure, tuple(map(shape_of, tensors)), modes())
             if member.alone and member.group not in self.repeated:
