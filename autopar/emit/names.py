@@ -24,6 +24,7 @@ _BY_KIND = {
     "embedding": "x",
     "arange": "positions",
     "noise": "noise",
+    "row_places": "places",
     "softmax": "weights",
     "log_softmax": "logits",
 }
@@ -34,7 +35,8 @@ FUNCTIONS = frozenset(
     " cross_entropy ctc_loss device dropout embedding experts feed_forward gated_activation gather"
     " gathered_linear gathered_linears keep_first linear_cross_entropy linear_reduced"
     " linear_scattered local own_function pad place_rows recompute reduce_scatter repeat_heads"
-    " ring_attention rms_norm rotary scaled_linear scatter_sum shard sliced_attention whole".split()
+    " ring_attention rms_norm rotary row_places scaled_linear scatter_sum shard sliced_attention"
+    " whole".split()
 )
 # Python's own functions, which variables do not hide.
 BUILTINS = frozenset(name for name in dir(builtins) if name.islower())

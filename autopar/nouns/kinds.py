@@ -193,6 +193,7 @@ KINDS: Mapping[str, str] = MappingProxyType(
         "the places along dim that index names; all other dims are those of src",
         "place_rows": "x [*m, *r], mask [*m], rows [n, *r]: rows in their order at the places "
         "of x where the mask is true; more? (n may be more than there are)",
+        "row_places": "mask [b, s]; count: -> [b, count], where each row is true, as often in each",
         "one_hot": "ids; classes",
         # routed layers: a token goes through k of e experts, their results are weighted and added
         "experts": "x [n, d], index [n, k] (of experts), weights [n, k], up [e, g, d], "

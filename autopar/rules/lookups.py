@@ -114,5 +114,6 @@ LOOKUPS: Mapping[str, Rule | RuleMaker] = {
     "index_select": _index_select,
     "index": _index,
     "place_rows": _place_rows,
+    "row_places": Rule("b s! -> b k!", flops=0.0, cost="gather"),
     "one_hot": Rule("... -> ... c!", flops=0.0, cost="gather"),
 }

@@ -59,6 +59,7 @@ from autopar.runtime.pytorch.placed_rows import place_rows
 from autopar.runtime.pytorch.probe import probe
 from autopar.runtime.pytorch.recomputing import recompute
 from autopar.runtime.pytorch.ring_attention import ring_attention
+from autopar.runtime.pytorch.row_places import row_places
 from autopar.runtime.pytorch.scaled_products import scaled_linear
 from autopar.runtime.pytorch.sliced_attention import sliced_attention
 from autopar.runtime.pytorch.stage import Stage, Value
@@ -76,6 +77,6 @@ __all__ = [
     "gather", "gathered_linear", "gathered_linears", "keep_first", "linear_cross_entropy",
     "linear_reduced", "linear_scattered", "local", "own_function",
     "pad", "place_rows", "probe", "recompute", "reduce_scatter", "repeat_heads", "ring_attention",
-    "rms_norm", "rotary",
+    "rms_norm", "rotary", "row_places",
     "scaled_linear", "scatter_sum", "shard", "sliced_attention", "whole",
 ]  # fmt: skip

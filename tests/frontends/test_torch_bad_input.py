@@ -374,7 +374,7 @@ def test_the_module_in_which_shapes_do_not_fit() -> None:
 
 
 class LastOfEach(Model):
-    """The last row that a mask has of each sample, as sequences are classified by their end."""
+    """The last row of each half of what a mask chooses, whichever samples it has them of."""
 
     def __init__(self) -> None:
         super().__init__(torch.mean)
@@ -382,10 +382,10 @@ class LastOfEach(Model):
 
     def forward(self, x: Tensor) -> object:
         chosen = self.linear(x)[:, :, None].expand(B, D, 3)[x > 0.5]
-        return self.head(chosen.view(B, -1, 3)[:, -1, :]).mean()
+        return self.head(chosen.view(B // 2, -1, 3)[:, -1, :]).mean()
 
 
-def test_rows_of_a_mask_as_so_many_of_each_sample() -> None:
+def test_rows_of_a_mask_as_so_many_of_some_samples() -> None:
     """Those lie as many numbers apart as there are rows, whatever layer takes them."""
     with pytest.raises(errors.UnsupportedOpError, match="rows that a mask chooses"):
         capture(Workload(model=LastOfEach, batch=batch))

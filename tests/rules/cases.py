@@ -433,6 +433,14 @@ def _place_rows(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]
     return (flat, mask.reshape(-1), rows), {}
 
 
+def _row_places(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    del kind
+    samples, tokens = d.size(), d.small()
+    count = d.of(*range(1, tokens + 1))
+    order = torch.rand(samples, tokens, generator=d.generator).argsort(1)
+    return (order < count,), {"count": count}
+
+
 def _index(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
     del kind
     shape = d.shape(2, 3)
@@ -725,6 +733,7 @@ CASES: Mapping[str, Builder] = {
     "index_select": _index_select,
     "index": _index,
     "place_rows": _place_rows,
+    "row_places": _row_places,
     "one_hot": lambda d, kind: ((d.ids(5, *d.shape()),), {"classes": 5}),
     **{
         f"aten::{name}": _function

@@ -418,6 +418,7 @@ REFERENCE: Mapping[str, Reference] = {
         c.operands[1].reshape(*c.operands[1].shape, *(1 for _ in c.x.shape[c.operands[1].dim() :])),
         c.operands[2],
     ),
+    "row_places": lambda c: c.x.nonzero()[:, 1].reshape(c.x.shape[0], c.attrs["count"]),
     "scatter_sum": lambda c: torch.zeros(c.shapes[0], dtype=c.x.dtype).scatter_add(
         c.attrs["dim"], c.operands[1], c.x
     ),

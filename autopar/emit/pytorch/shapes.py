@@ -217,6 +217,10 @@ def _place_rows(site: Site) -> Expr:
     return Expr(call("place_rows", given), weight=LIGHT)
 
 
+def _row_places(site: Site) -> Expr:
+    return Expr(call("row_places", [site.args[0].text, str(site.attrs["count"])]), weight=LIGHT)
+
+
 def _index(site: Site) -> Expr:
     rank = len(site.whole(0))
     given = {d % rank: a.text for d, a in zip(site.attrs["dims"], site.args[1:], strict=True)}
@@ -289,6 +293,7 @@ PRINTERS: Mapping[str, Printer] = {
     "scatter_sum": _scatter_sum,
     "index": _index,
     "place_rows": _place_rows,
+    "row_places": _row_places,
     "one_hot": _one_hot,
     "cumsum": _cumsum,
     "max_pool": _pool,

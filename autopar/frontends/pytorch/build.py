@@ -26,7 +26,12 @@ from autopar.frontends.pytorch.errors import BatchError, BuildError
 from autopar.frontends.shared import places
 from autopar.nouns.batch import NO_DIM, NO_SAMPLES
 from autopar.nouns.workload import Workload
-from autopar.torch_private.modes import FakeTensor, FakeTensorMode
+from autopar.torch_private.modes import (
+    FakeTensor,
+    FakeTensorMode,
+    without_modes,
+    without_torch_function,
+)
 from autopar.torch_private.tensors import memory_of
 
 SMALL = 1 << 14  # elements; the largest tensor that is real
@@ -95,11 +100,15 @@ class InMemory(TorchFunctionMode):
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """The model (meta and small real tensors) and the fake batch, with the mode that fakes."""
+    """The model (meta and small real tensors) and the fake batch, with the mode that fakes.
+
+    values: makes the batch once more, with values, whatever modes it is called in.
+    """
 
     model: nn.Module
     batch: dict[str, torch.Tensor]
     mode: FakeTensorMode
+    values: Callable[[], Mapping[str, torch.Tensor]]
 
 
 def build(workload: Workload, again: Callable[[], None] = lambda: None) -> Built:
@@ -109,7 +118,14 @@ def build(workload: Workload, again: Callable[[], None] = lambda: None) -> Built
     """
     sizes = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=True)
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=sizes, static_shapes=True)
-    return Built(build_model(workload), build_batch(workload, mode, again), mode)
+
+    def values() -> Mapping[str, torch.Tensor]:
+        again()
+        with without_modes(), without_torch_function():
+            made: Mapping[str, torch.Tensor] = _real_batch(workload)
+            return made
+
+    return Built(build_model(workload), build_batch(workload, mode, again), mode, values)
 
 
 def build_model(workload: Workload) -> nn.Module:

@@ -20,6 +20,7 @@ from torch import fx
 from autopar.frontends.pytorch.chosen_ops import Following
 from autopar.frontends.pytorch.chosen_places import Choices
 from autopar.frontends.pytorch.chosen_rows import Rows, RowTable, Walk, is_open, symbols_of
+from autopar.frontends.pytorch.constant_values import writes
 from autopar.frontends.pytorch.ir import Node, Value
 from autopar.frontends.pytorch.sizes_asked import total_asked
 from autopar.torch_private.ops import op_name, schema_of
@@ -45,12 +46,42 @@ class Size(int):
         return made
 
 
+def _unread_from(node: fx.Node) -> set[fx.Node]:
+    """``node``, of which the batch decides a size, and all that is made of it, where nothing else
+    reads that; else nothing."""
+    if not _is_open(node):
+        return set()
+    todo, seen = [node], {node}
+    while todo:
+        read = todo.pop()
+        if read.op != "call_function" or writes(read):
+            return set()
+        todo += [user for user in read.users if user not in seen]  # the last is near the loss
+        seen.update(read.users)
+    return seen
+
+
+def _is_open(node: fx.Node) -> bool:
+    """Whether it makes tensors of which the batch decides a size."""
+    made = node.meta.get("val")
+    listed = made if isinstance(made, list | tuple) else [made]
+    tensors = [t for t in listed if isinstance(t, torch.Tensor)]
+    return any(is_open(n) for t in tensors for n in t.shape)
+
+
 class Chosen:
     """What of one walk has rows that a mask chooses."""
 
     def __init__(self, lifter: Walk) -> None:
         self.table = RowTable(lifter)
         self._choices, self._following = Choices(self.table), Following(self.table)
+        self._unread: set[fx.Node] = set()
+
+    def is_unread(self, node: fx.Node) -> bool:
+        """Whether only checks, which a trace has not, read what has such rows in it."""
+        if node not in self._unread:
+            self._unread |= _unread_from(node)
+        return node in self._unread
 
     def is_size(self, node: fx.Node) -> bool:
         return isinstance(node.meta.get("val"), torch.SymInt | torch.SymFloat)
@@ -64,12 +95,7 @@ class Chosen:
 
     def meets(self, node: fx.Node) -> bool:
         """Whether rows that a mask chooses go into ``node`` or come from it."""
-        made = node.meta.get("val")
-        listed = made if isinstance(made, list | tuple) else [made]
-        tensors = [t for t in listed if isinstance(t, torch.Tensor)]
-        if any(is_open(n) for t in tensors for n in t.shape):
-            return True
-        return self.reach(node)
+        return _is_open(node) or self.reach(node)
 
     def reach(self, node: fx.Node) -> bool:
         """Whether ``node`` is given such rows."""

@@ -64,6 +64,10 @@ def by_constant(func: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
     return None
 
 
+def _is_all(index: Any) -> bool:
+    return index is Ellipsis or (isinstance(index, slice) and index == slice(None))
+
+
 def _is_number(index: Any) -> bool:
     plain = isinstance(index, torch.Tensor) and index.dim() == 0
     return plain and not index.dtype.is_floating_point and index.dtype is not torch.bool
@@ -82,6 +86,8 @@ def _chosen_by(func: Any, args: Any, kwargs: Any) -> tuple[torch.Tensor, torch.T
     if len(args) != 2 or kwargs or func.__name__ not in ("__getitem__", "masked_select"):
         return None
     x, mask = args
+    if isinstance(mask, tuple) and mask and all(map(_is_all, mask[1:])):
+        mask = mask[0]
     if not isinstance(x, torch.Tensor) or not isinstance(mask, torch.Tensor):
         return None
     known = all(isinstance(n, int) for n in (*x.shape, *mask.shape))

@@ -8,6 +8,8 @@ of a layer that repeats runs for each of its calls, which are alike only if they
 from __future__ import annotations
 
 import operator
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -33,13 +35,17 @@ def node_of(tensor: object) -> fx.Node | None:
     return None if slot is None else slot.proxy.node
 
 
-def constant_of(tensor: torch.Tensor) -> torch.Tensor | None:
-    """``tensor`` with values; None where it is made from more than constants. Use it
-    `without_modes`."""
+Values = Mapping[fx.Node, torch.Tensor]
+
+
+def constant_of(tensor: torch.Tensor, batch: Values = MappingProxyType({})) -> torch.Tensor | None:
+    """``tensor`` with values; None where it is made from more than constants, and entries of the
+    ``batch`` where they are given. Use it `without_modes`."""
     node = node_of(tensor)
-    if node is None or not (makers := _makers(node)):
+    if node is None or not (makers := _makers(node, batch)):
         return None
     values: dict[fx.Node, Any] = {n: _attribute(n) for n in makers if n.op == "get_attr"}
+    values |= {n: given for n, given in batch.items() if n in makers}
     with without_modes(), without_torch_function(), torch.no_grad():
         for made in makers:
             if made in values:
@@ -54,13 +60,16 @@ def constant_of(tensor: torch.Tensor) -> torch.Tensor | None:
     return known if isinstance(known, torch.Tensor) else None
 
 
-def _makers(node: fx.Node) -> list[fx.Node]:
+def _makers(node: fx.Node, batch: Values) -> list[fx.Node]:
     """The ops that ``node`` is made by, each behind those that it reads; none where one draws,
-    writes, or reads what is no constant."""
+    writes, or reads what is neither a constant nor of the ``batch``."""
     makers: dict[fx.Node, None] = {}
 
     def visit(made: fx.Node) -> bool:
         if made in makers:
+            return True
+        if made in batch and not is_written(made):
+            makers[made] = None
             return True
         given = _given(made)
         if given is not None and not is_written(made) and visit(given):

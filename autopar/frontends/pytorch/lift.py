@@ -129,6 +129,8 @@ class _Walk(Lifter):
     def _call(self, node: fx.Node) -> None:
         target: Any = node.target
         first: Any = node.args[0] if node.args else None
+        if self.chosen.is_unread(node):
+            return
         if self.chosen.is_size(node):
             self.env[node] = self.chosen.size(node)
         elif target is operator.getitem:
@@ -149,6 +151,10 @@ class _Walk(Lifter):
             self.env[node] = self._function(node)
         elif target is torch.ops.autopar.experts.default:
             self.env[node] = self._experts(node)
+        elif target is torch.ops.autopar.row_places.default:
+            mask, made = self.read(first), ir.like(node.meta["val"])
+            count = made.shape[1]
+            self.env[node] = self.emit("row_places", [mask], made.shape, "int64", count=count)
         elif target is torch.ops.autopar.ctc_loss.default:
             self.env[node] = self._ctc_loss(node)
         elif target is set_grad:

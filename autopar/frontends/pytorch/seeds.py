@@ -33,6 +33,20 @@ class _Unseedable:
 
 
 @contextmanager
+def seeds_allowed() -> Iterator[None]:
+    """Inside, torch is seeded as always, by what is no part of the forward, and draws on as if it
+    had not been."""
+    module: Any = torch.random
+    kept = module.default_generator
+    module.default_generator = torch.default_generator
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        module.default_generator = kept
+
+
+@contextmanager
 def seeds_refused() -> Iterator[None]:
     """Inside, `torch.manual_seed` raises `UnsupportedOpError`; states may be kept and put back, as
     checkpointing does."""

@@ -7,7 +7,7 @@ cross-entropy stay one op. Beside each op stand the module and the line of the u
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -41,7 +41,7 @@ from autopar.frontends.pytorch.mask_functions import mask_functions_broadcast
 from autopar.frontends.pytorch.noting import Sources
 from autopar.frontends.pytorch.python_numbers import numbers_stay_tensors
 from autopar.frontends.pytorch.quiet import quiet_fake_tensors
-from autopar.frontends.pytorch.seeds import seeds_refused
+from autopar.frontends.pytorch.seeds import seeds_allowed, seeds_refused
 from autopar.frontends.pytorch.value_checks import value_checks_pass
 from autopar.torch_private.modes import causal_check, exporting
 
@@ -104,7 +104,8 @@ def take_trace(built: Built, repeats: Repeats) -> Trace:
     """
     model = built.model
     names = tuple(built.batch)
-    sources = Sources(model)
+    entries: dict[str, fx.Node | None] = {}
+    sources = Sources(model, lambda: _values(entries, built))
     calls = repeats.calls(sources.note)
     check_hooks(model)
     before = numbers_of(model)
@@ -114,6 +115,7 @@ def take_trace(built: Built, repeats: Repeats) -> Trace:
     kept: set[str] = set()
 
     def run(*tensors: torch.Tensor) -> torch.Tensor:
+        entries.update(zip(names, map(node_of, tensors), strict=True))
         with sources.recording(calls), calls.patched(named):
             loss = loss_of(model(**dict(zip(names, tensors, strict=True))))
         write_replaced(model, held, _read_so_far())
@@ -149,6 +151,13 @@ def take_trace(built: Built, repeats: Repeats) -> Trace:
         *(traced.graph, traced, names, named, aliases, calls.kinds, functions, experts),
         *(sources, before, left, made, frozenset(kept), dense),
     )
+
+
+def _values(entries: Mapping[str, fx.Node | None], built: Built) -> dict[fx.Node, torch.Tensor]:
+    """Of the batch, by its places in the trace."""
+    with seeds_allowed():
+        values = built.values()
+    return {node: values[name] for name, node in entries.items() if node is not None}
 
 
 def _read(graph: fx.Graph, root: Any) -> set[int]:

@@ -259,10 +259,10 @@ def loss_of(result: Any) -> torch.Tensor:
 
 
 def marks_of(graph: Graph) -> dict[str, frozenset[int]]:
-    """Of batch entries, the numbers that stand for rows of another tensor (tokens of images): those
-    that they are compared with, where any such rows are placed."""
+    """Of batch entries, the numbers that stand for rows of another tensor (tokens of images), or
+    for rows that are taken (ends): those that they are compared with, where any such are."""
     every = (graph, *(block.body for block in graph.blocks.values()))
-    if not any(op.kind == "place_rows" for part in every for op in part.ops):
+    if not any(op.kind in ("place_rows", "row_places") for part in every for op in part.ops):
         return {}
     marks: dict[str, set[int]] = {}
     entry = {name: name for name in graph.inputs}  # that a tensor has the numbers of
