@@ -49,5 +49,5 @@ def test_an_entry_is_planned_and_one_that_needs_more_is_not_built(tmp_path: Path
     row = census.plan_type("TimeSeriesPreTraining/patchtsmixer", tmp_path, seed=0)
     assert (row.outcome, row.task) == ("planned", "TimeSeriesPreTraining")
     assert all((Path(folder) / "program" / "model.py").is_file() for folder in row.folders)
-    row = census.plan_type("VideoPreTraining/videomae", tmp_path, seed=0)
+    row = census.plan_type("Seq2SeqLM/switch_transformers", tmp_path, seed=0)
     assert row.outcome == "refused"

@@ -111,16 +111,6 @@ def test_a_batch_without_samples_is_told_what_makes_it_one() -> None:
         capture(loss, PARAMS, {"x": shape(4, 8)}, whole_inputs=("x",))
 
 
-def test_a_long_loop_over_time_is_told_of_associative_scan() -> None:
-    def loss(params: Any, batch: Any) -> Any:
-        rows = jnp.zeros((1025, 4, 8)) + batch["x"]
-        _, made = jax.lax.scan(lambda h, x: (0.9 * h + x,) * 2, rows[0], rows)
-        return jnp.mean(made @ params["w"])
-
-    with pytest.raises(ControlFlow, match=r"at most 1024 steps.*associative_scan"):
-        capture(loss, PARAMS, {"x": shape(4, 8)})
-
-
 def _init(key: Any) -> Any:
     return {"w": jax.random.normal(key, (8, 8))}
 
