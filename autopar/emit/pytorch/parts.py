@@ -25,28 +25,7 @@ def without_detours(lowered: Lowered) -> Lowered:
 
 
 def _part(op: LoweredOp, links: Links) -> str:
-    """The tensor that a slice gives; "" where it is none that is there already, or where another
-    part would not be computed any more, whose parameters have a gradient of zeros."""
-    part = _taken(op, links)
-    if not part:
-        return ""
-    whole = op.operands[0].name
-    taken = {_taken(reader, links) for reader in links.readers[whole]}
-    if "" in taken or whole in links.returned:
-        return part
-    left = [o.name for o in links.makers[whole].operands if o.name not in taken]
-    return "" if any(_is_lost(name, whole, links) for name in left) else part
-
-
-def _is_lost(name: str, whole: str, links: Links) -> bool:
-    """Whether a gradient flows through a part that nothing but the whole reads."""
-    alone = {reader.op.name for reader in links.readers[name]} == {links.makers[whole].op.name}
-    learns = links.lowered.tensors[name].tensor.differentiable
-    return learns and alone and name not in links.returned
-
-
-def _taken(op: LoweredOp, links: Links) -> str:
-    """The part of what was put together that a slice takes; "" for other ops."""
+    """The tensor that a slice gives; "" where it is none that is there already."""
     tensors = links.lowered.tensors
     attrs = op.op.attrs
     if op.op.kind != "slice" or attrs["step"] != 1 or op.op.name in links.returned:

@@ -50,8 +50,19 @@ def remade(
 
 
 def swapped(lowered: Lowered, new: Mapping[str, LoweredOp]) -> Lowered:
-    """``lowered`` with ops replaced, by name, and without those that nobody reads any more; as it
-    is where parameters would lose their gradients of zeros with those."""
+    """``lowered`` with ops replaced, by name, and without those that nobody reads any more; but for
+    replacements by which parameters would lose their gradients of zeros with those."""
+    made = _replaced(lowered, new)
+    if not _loses_gradients(lowered, made):
+        return made
+    harmless: dict[str, LoweredOp] = {}
+    for name, op in new.items():
+        if not _loses_gradients(lowered, _replaced(lowered, {**harmless, name: op})):
+            harmless[name] = op
+    return _replaced(lowered, harmless)
+
+
+def _replaced(lowered: Lowered, new: Mapping[str, LoweredOp]) -> Lowered:
     if not new:
         return lowered
     before = Links.of(lowered)
@@ -63,15 +74,20 @@ def swapped(lowered: Lowered, new: Mapping[str, LoweredOp]) -> Lowered:
         if unread_before or wanted.intersection(op.op.outputs):
             kept.append(op)
             wanted.update(o.name for o in op.operands)
-    made = replace(lowered, ops=tuple(reversed(kept)))
-    return lowered if _loses_gradients(lowered, made, wanted) else made
+    return replace(lowered, ops=tuple(reversed(kept)))
 
 
-def _loses_gradients(before: Lowered, made: Lowered, wanted: set[str]) -> bool:
+def _loses_gradients(before: Lowered, made: Lowered) -> bool:
     """Whether a gradient flowed into something that nobody reads any more, or out of a block."""
+    if made is before:
+        return False
     left = {op.op.name for op in made.ops}
     gone = [op for op in before.ops if op.op.name not in left]
-    unread = {o.name for op in before.ops for o in op.operands} - wanted
-    unread -= {name for op in gone for name in op.op.outputs}
+    unread = _read(before) - _read(made) - {name for op in gone for name in op.op.outputs}
     blocks = any(op.op.kind == "block" for op in gone)
     return blocks or any(before.tensors[name].tensor.differentiable for name in unread)
+
+
+def _read(lowered: Lowered) -> set[str]:
+    """What ops read, and what is returned."""
+    return {o.name for op in lowered.ops for o in op.operands} | {o.name for o in lowered.outputs}

@@ -44,8 +44,8 @@ from autopar.rules.own_functions import LINEAR
 from autopar.rules.registry import UnruledOp, bind
 
 MOST_WRITTEN = 32
-"""Steps of a scan over time that are written out: a GRU of so many takes 15 CPU s to plan, of 256
-it took 200, as one op 6 whatever its length (1,024 steps and 4,096 too)."""
+"""Steps of a scan over time that are written out: planning those takes longer with every step, as
+one op as long whatever their number."""
 MOST_STEPS = 1024
 """Of a scan whose body can be none of an op."""
 NAMED = 4

@@ -107,5 +107,9 @@ def _gathered(x: torch.Tensor, mask: torch.Tensor, counts: list[int]) -> torch.T
     wide = mask.reshape(rows, -1)
     places = wide.to(torch.int64).argsort(dim=1, descending=True, stable=True)[:, :count]
     x = x.reshape(rows, wide.shape[1], math.prod(rest))
-    index = places.unsqueeze(-1).expand(rows, count, x.shape[2])
-    return x.gather(1, index).reshape(rows * count, *rest)
+    return taken(x, places).reshape(rows * count, *rest)
+
+
+def taken(x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """x [rows, n, width], places [rows, count] -> [rows, count, width]."""
+    return x.gather(1, places.unsqueeze(-1).expand(*places.shape, x.shape[2]))

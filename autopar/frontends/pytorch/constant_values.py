@@ -35,10 +35,13 @@ def node_of(tensor: object) -> fx.Node | None:
     return None if slot is None else slot.proxy.node
 
 
-Values = Mapping[fx.Node, torch.Tensor]
+BatchValues = Mapping[fx.Node, torch.Tensor]
+"""Entries of a batch, with values, by their places in the trace."""
 
 
-def constant_of(tensor: torch.Tensor, batch: Values = MappingProxyType({})) -> torch.Tensor | None:
+def constant_of(
+    tensor: torch.Tensor, batch: BatchValues = MappingProxyType({})
+) -> torch.Tensor | None:
     """``tensor`` with values; None where it is made from more than constants, and entries of the
     ``batch`` where they are given. Use it `without_modes`."""
     node = node_of(tensor)
@@ -60,7 +63,7 @@ def constant_of(tensor: torch.Tensor, batch: Values = MappingProxyType({})) -> t
     return known if isinstance(known, torch.Tensor) else None
 
 
-def _makers(node: fx.Node, batch: Values) -> list[fx.Node]:
+def _makers(node: fx.Node, batch: BatchValues) -> list[fx.Node]:
     """The ops that ``node`` is made by, each behind those that it reads; none where one draws,
     writes, or reads what is neither a constant nor of the ``batch``."""
     makers: dict[fx.Node, None] = {}

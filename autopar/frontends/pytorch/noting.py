@@ -29,7 +29,7 @@ from autopar.frontends.pytorch.build import is_internal
 from autopar.frontends.pytorch.calls import Calls
 from autopar.frontends.pytorch.constant_indices import by_constant
 from autopar.frontends.pytorch.constant_sizes import sized_by_constants
-from autopar.frontends.pytorch.constant_values import Values, constant_of, node_of
+from autopar.frontends.pytorch.constant_values import BatchValues, constant_of, node_of
 from autopar.frontends.pytorch.errors import DataDependentError
 from autopar.frontends.pytorch.forward_errors import NEEDS_VALUES
 from autopar.frontends.pytorch.guards import leads_inside, passing, passing_number, path_of
@@ -44,7 +44,7 @@ from autopar.frontends.pytorch.hits import (
 from autopar.frontends.pytorch.hooks import ASK_GRAD_FN, GET_DATA, GET_GRAD_FN
 from autopar.frontends.pytorch.python_numbers import number_of
 from autopar.frontends.pytorch.recording import Replayer
-from autopar.frontends.pytorch.rows_of_samples import Choices
+from autopar.frontends.pytorch.rows_of_samples import ChosenRows
 from autopar.frontends.pytorch.same_counts import SameCounts
 from autopar.frontends.pytorch.skipped import Skip, SomeRows, refused
 from autopar.frontends.pytorch.skipped_source import left_by_rounds, skipping
@@ -64,8 +64,8 @@ _DRAWN = (
 class Sources:
     """Which module and line an op came from, by its place in the trace."""
 
-    def __init__(self, model: nn.Module, batch: Callable[[], Values] = dict) -> None:
-        self.choices = Choices(batch)
+    def __init__(self, model: nn.Module, batch: Callable[[], BatchValues] = dict) -> None:
+        self.chosen = ChosenRows(batch)
         self._paths = {id(m): path for path, m in model.named_modules()}
         self._stack = [("", type(model).__name__)]  # path and class of the modules that run
         self.checks: list[str] = []  # where the forward only checks values
@@ -256,7 +256,7 @@ class _Noting(TorchFunctionMode):
             func = torch.Tensor.detach
         elif (piece := by_constant(func, args, kwargs)) is not None:
             func, args = piece
-        elif (each := self.sources.choices.by_samples(func, args, kwargs)) is not None:
+        elif (each := self.sources.chosen.by_samples(func, args, kwargs)) is not None:
             func, *args = each
         elif (binned := in_bins(func, args, kwargs)) is not None:
             (func, args), kwargs = binned, None
@@ -278,7 +278,7 @@ class _Noting(TorchFunctionMode):
                 result = func(*args, **(kwargs or {}))
         finally:
             self.counts.settle()
-        self.sources.choices.note(func, args, result)
+        self.sources.chosen.note(func, args, result)
         if func is EACH_HIT and (mask := mask_behind(args[0])) is not None:
             self.sources.loop(result, mask, _outside(sys._getframe(1)))
         return result

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from autopar.frontends.pytorch.constant_indices import ChooseRows
-from autopar.frontends.pytorch.constant_values import Values, constant_of
+from autopar.frontends.pytorch.constant_indices import ChooseRows, taken
+from autopar.frontends.pytorch.constant_values import BatchValues, constant_of
 from autopar.torch_private.modes import without_modes, without_torch_function
 
 torch.library.define("autopar::row_places", "(Tensor mask, int count) -> Tensor")
@@ -38,21 +38,22 @@ class RowsOfSamples:
         samples, wide = mask.shape[0], math.prod(mask.shape[1:])
         width = math.prod(x.shape[mask.dim() :])
         places = torch.ops.autopar.row_places(mask.reshape(samples, wide), count)
-        index = places.unsqueeze(-1).expand(samples, count, width)
-        return x.reshape(samples, wide, width).gather(1, index).reshape(tuple(shape))
+        return taken(x.reshape(samples, wide, width), places).reshape(tuple(shape))
 
 
-class Choices:
+class ChosenRows:
     """Rows that masks chose in one trace, by the rows."""
 
-    def __init__(self, batch: Callable[[], Values]) -> None:
+    def __init__(self, batch: Callable[[], BatchValues]) -> None:
         self._batch = cache(batch)
         self._of: Any = WeakTensorKeyDictionary()
 
     def note(self, func: Any, args: Sequence[Any], rows: Any) -> None:
         """Keeps what ``rows`` were chosen of, where ``func`` has chosen by a mask of several dims
         whose samples may bring any number."""
-        if isinstance(func, ChooseRows) and args[1].dim() > 1 and _is_open(rows):
+        if not isinstance(func, ChooseRows) or args[1].dim() < 2:
+            return
+        if isinstance(rows.shape[0], torch.SymInt):
             self._of[rows] = tuple(args)
 
     def by_samples(
@@ -83,10 +84,6 @@ class Choices:
 
 
 ROWS_OF_SAMPLES = RowsOfSamples()
-
-
-def _is_open(rows: Any) -> bool:
-    return isinstance(rows, Tensor) and isinstance(rows.shape[0], torch.SymInt)
 
 
 def _whole(asked: Sequence[int], held: int) -> list[int] | None:

@@ -42,7 +42,7 @@ def preferred(params, batch):
 @model(
     "parts of a batch run together",
     "two views, positives by rolling half way",
-    "google-research/simclr, tf2/objective.py, as jnp",
+    "Chen et al. 2020, SimCLR, equation 1",
     encoder_init,
     batch=numbers,
 )
@@ -56,7 +56,7 @@ def views(params, batch):
 @model(
     "parts of a batch run together",
     "guided and not by slices",
-    "Ho and Salimans 2022, google-research/vdm",
+    "Ho and Salimans 2022, equation 6",
     encoder_init,
     batch=numbers,
 )
@@ -70,7 +70,7 @@ def guided(params, batch):
 @model(
     "parts of a batch run together",
     "stacked and reshaped there and back",
-    "deepmind/deepmind-research, byol/byol_experiment.py",
+    "Grill et al. 2020, BYOL, equation 2",
     encoder_init,
     batch=numbers,
 )
@@ -84,7 +84,7 @@ def stacked(params, batch):
 @model(
     "parts of a batch run together",
     "vmap over a leading dim of two",
-    "google/flax and jax documentation: vmap over views",
+    "JAX documentation, jax.vmap",
     encoder_init,
     batch=numbers,
 )

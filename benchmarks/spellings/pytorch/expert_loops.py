@@ -21,7 +21,7 @@ class Routed(nn.Module):
 @layer(
     "experts in a loop by hand",
     "where of a mask, written by index_add in place",
-    "mistralai/megablocks-public and mistral-inference, moe.py",
+    "huggingface/transformers 4.40, models/mixtral/modeling_mixtral.py, by slots",
 )
 class IndexAdd(Routed):
     def forward(self, x):
@@ -104,7 +104,7 @@ class OneEach(Routed):
 @layer(
     "experts in a loop by hand",
     "slots one after the other, each with masks of words",
-    "XueFuzhao/OpenMoE and dinobby/MoE-tutorials, mlp_moe.py",
+    "Jiang et al. 2024, Mixtral of Experts, section 2.1, term by term",
 )
 class BySlot(Routed):
     def forward(self, x):

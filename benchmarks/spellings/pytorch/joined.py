@@ -5,20 +5,14 @@ import torch.nn.functional as F
 from torch import nn
 
 from benchmarks.spellings.pytorch.frame import B, Body, C, V, model, numbers
+from benchmarks.spellings.pytorch.losses import Words
 
 
-class Words(nn.Module):
-    """Logits of every word; the loss is the spelling."""
-
-    def __init__(self):
-        super().__init__()
-        self.embed = nn.Embedding(V, C)
-        self.body = Body()
-        self.norm = nn.LayerNorm(C)
-        self.head = nn.Linear(C, V, bias=False)
+class Logits(Words):
+    """Of every word; the loss is the spelling."""
 
     def logits(self, ids):
-        return self.head(self.norm(self.body(self.embed(ids))))
+        return self.head(self.features(ids))
 
 
 class Vectors(nn.Module):
@@ -39,7 +33,7 @@ class Vectors(nn.Module):
     "chosen and rejected concatenated and taken apart by the number of chosen",
     "huggingface/trl, trl/trainer/dpo_trainer.py",
 )
-class Preferred(Words):
+class Preferred(Logits):
     def forward(self, tokens, labels):
         num = tokens.shape[0]
         ids = torch.cat((tokens, labels), dim=0)
@@ -105,7 +99,7 @@ class Triplets(Vectors):
 @model(
     "parts of a batch run together",
     "stacked in a dim before the samples, flattened and unflattened",
-    "facebookresearch/barlowtwins, main.py",
+    "Bardes et al. 2022, VICReg, equation 6, both views at once",
     batch=numbers,
 )
 class Stacked(Vectors):
@@ -121,7 +115,7 @@ class Stacked(Vectors):
     "log variances of two tasks",
     "Kendall, Gal, Cipolla 2018, equation 10",
 )
-class LogVariances(Words):
+class LogVariances(Logits):
     def __init__(self):
         super().__init__()
         self.log_vars = nn.Parameter(torch.zeros(2))
@@ -143,7 +137,7 @@ class LogVariances(Words):
     "a module of squared parameters with a logarithm",
     "Mikoto10032/AutomaticWeightedLoss, AutomaticWeightedLoss.py",
 )
-class Automatic(Words):
+class Automatic(Logits):
     def __init__(self, num=2):
         super().__init__()
         self.params = nn.Parameter(torch.ones(num))
@@ -162,7 +156,7 @@ class Automatic(Words):
     "stacked losses times a softmax of weights",
     "median-research-group/LibMTL, LibMTL/weighting/RLW.py, with weights that are learned",
 )
-class Softmaxed(Words):
+class Softmaxed(Logits):
     def __init__(self):
         super().__init__()
         self.weights = nn.ParameterDict({"task": nn.Parameter(torch.zeros(3))})
@@ -200,7 +194,7 @@ class Scaled(Vectors):
 @model(
     "losses weighed by parameters",
     "a bounded share between two means",
-    "lucidrains/denoising-diffusion-pytorch, learned_gaussian_diffusion.py",
+    "PyTorch documentation, torch.lerp",
     batch=numbers,
 )
 class Share(Vectors):
