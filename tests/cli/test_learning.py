@@ -36,12 +36,13 @@ class Model(nn.Module):
     def forward(self, x, y):
         return F.cross_entropy(self.outer(F.relu(self.inner(x))), y)
 """
-TOO_SLOW = 100.0
-"""Seconds a GFLOP and a GB in the profile: a core takes about a hundredth of a second."""
+TOO_SLOW = 1e5
+"""Seconds a GFLOP and a GB in the profile: a core takes about a hundredth of a second, and a
+hundred times that where ranks wait for others that use it."""
 
 
 def misleading(path: Path) -> None:
-    """What `autopar profile` would leave on a machine that is thousands of times slower."""
+    """What `autopar profile` would leave on a machine that is millions of times slower."""
     here = Machine("cpu-core", driver(), libraries("torch") or "", processor())
     whole = [("matmul linear", way, 1.0) for way in ("forward", "backward")]
     whole += [
@@ -101,6 +102,6 @@ def test_a_second_plan_expects_what_the_first_one_s_run_took(
     assert priced["step_time_s"] == read_plan("second").prediction.step_time_s
     assert dict(read_cluster("second").device.fitted).keys() == predicted("first").keys()
     before, after = off(predicted("first"), took), off(predicted("second"), took)
-    # A hundred times off and more before; within a factor of two after.
-    assert all(far > math.log(100) for far in before.values()), before
+    # A thousand times off and more before, on a busy machine too; within a factor of two after.
+    assert all(far > math.log(1000) for far in before.values()), before
     assert all(near < math.log(2) for near in after.values()), after
