@@ -28,6 +28,8 @@ class BatchEntry:
     kind: ``key``, random keys, which a program does not read itself; ``drawn``, random numbers that
           follow from them, and ``count``, a number that other entries have as a whole, which the
           user does not give; all else is ``data``.
+    numbers: those that every sample has here, where the forward asks for them and the program is
+          that of such batches alone; of an entry without samples, its own.
     """
 
     name: str
@@ -35,6 +37,7 @@ class BatchEntry:
     dtype: str
     batch_dim: int | None
     kind: Kind = field(default="data", repr=False)
+    numbers: tuple[int, ...] = field(default=(), repr=False)
 
     @property
     def given(self) -> bool:
@@ -60,6 +63,7 @@ def to_json(batch: Iterable[BatchEntry]) -> str:
     rows = {
         e.name: {"shape": e.shape, "dtype": e.dtype, "batch_dim": e.batch_dim}
         | ({} if e.kind == "data" else {"kind": e.kind})
+        | ({"numbers": e.numbers} if e.numbers else {})
         for e in batch
     }
     return json.dumps(rows, indent=1) + "\n"
@@ -78,7 +82,8 @@ def _entry(name: str, row: Any) -> BatchEntry:
         case {"shape": [*shape], "dtype": str(dtype), "batch_dim": int() | None as dim} if all(
             isinstance(n, int) and n > 0 for n in shape
         ):
-            kind = row.get("kind", "data")
-            if (dim is None or 0 <= dim < len(shape)) and kind in get_args(Kind):
-                return BatchEntry(name, tuple(shape), dtype, dim, kind)
+            kind, numbers = row.get("kind", "data"), row.get("numbers", [])
+            whole = isinstance(numbers, list) and all(isinstance(n, int) for n in numbers)
+            if (dim is None or 0 <= dim < len(shape)) and kind in get_args(Kind) and whole:
+                return BatchEntry(name, tuple(shape), dtype, dim, kind, tuple(numbers))
     raise ValueError(f"{name} is {row}: it needs a shape, a dtype and a batch_dim within the shape")

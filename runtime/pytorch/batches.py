@@ -15,7 +15,7 @@ from autopar.nouns.errors import UserError
 from autopar.nouns.workload import Workload
 from autopar.runtime.pytorch.counting import not_counted
 from autopar.runtime.pytorch.parameters import as_computed
-from autopar.runtime.pytorch.portions import CutBatch, moved, own_tokens
+from autopar.runtime.pytorch.portions import CutBatch, check_numbers, moved, own_tokens
 from autopar.runtime.pytorch.ranks import Ranks
 from autopar.runtime.pytorch.sequence_slices import in_slices
 from autopar.runtime.shared.planned_batch import batch_of
@@ -46,6 +46,7 @@ def cut_batch(batch: Batch, ranks: Ranks, settings: Settings) -> Sequence[Mappin
     place = ranks.index(*ranks.sample_axes)
     pieces: list[dict[str, Any]] = [{} for _ in range(micro)]
     for name, value in batch.items():
+        check_numbers(name, value, settings)
         if not isinstance(value, torch.Tensor) or name in settings.whole_inputs:
             whole = as_computed(moved(value, ranks.device))
             for piece in pieces:

@@ -19,6 +19,7 @@ from autopar.runtime.pytorch.ranks import Ranks
 from autopar.runtime.pytorch.zigzag import own_zigzag
 from autopar.runtime.shared.planned_batch import OtherBatch
 from autopar.runtime.shared.settings import ProgramError, Settings
+from autopar.torch_private.modes import FakeTensor
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -180,6 +181,24 @@ def own_tokens(name: str, value: Any, ranks: Ranks, settings: Settings) -> Any:
         return own_zigzag(value, 1, place, width)
     length = value.shape[1] // width
     return value.narrow(1, place * length, length).contiguous()
+
+
+def check_numbers(name: str, value: Any, settings: Settings) -> None:
+    """Raises `OtherBatch` unless each sample has the numbers that the program was made for, where
+    it was made for some."""
+    wanted = settings.alike.get(name)
+    if wanted is None or value.is_meta or isinstance(value, FakeTensor):  # which has no values
+        return
+    rows = value.reshape(-1, len(wanted))
+    differing = rows.ne(torch.tensor(wanted, device=value.device)).any(1).nonzero()
+    if len(differing):
+        row = int(differing[0])
+        raise OtherBatch(
+            f"batch[{name!r}] has {rows[row].tolist()} at sample {row}, and the program is that of "
+            f"batches whose every sample has {list(wanted)}, as where the plan was made: the "
+            "forward makes sizes of these numbers. Give batches of one size (images that are "
+            "resized or padded to it), or plan for each size"
+        )
 
 
 def moved(value: Any, device: torch.device) -> Any:

@@ -22,6 +22,7 @@ from autopar.runtime.pytorch.portions import (
     LocalBatch,
     Shapes,
     check_entries,
+    check_numbers,
     cut_names,
     even_split,
     moved,
@@ -136,6 +137,7 @@ class Sizes:
         return CutBatch(cut, in_slices(cut.microbatches, self.settings))
 
     def _own(self, name: str, value: Any) -> Any:
+        check_numbers(name, value, self.settings)
         return own_tokens(name, moved(value, self.ranks.device), self.ranks, self.settings)
 
     def _shapes(self, rows: int) -> Shapes:

@@ -45,12 +45,15 @@ _MAKERS = (torch.tensor, torch.as_tensor)
 
 class Literals(TorchFunctionMode):
     """Makes tensors of the host's numbers on the host and moves them, which an op without a kernel
-    for the device does not do by itself."""
+    for the device does not do by itself. Those of the host stay as they are: a model that is
+    captured again has values of what it writes out."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func not in _MAKERS or not kwargs or kwargs.get("device") is None:
             return func(*args, **(kwargs or {}))
         kwargs = dict(kwargs)
+        if torch.device(kwargs["device"]).type == "cpu":
+            return func(*args, **kwargs)
         place = kwargs.pop("device")
         made = func(*args, **kwargs)
         there = torch.empty(made.shape, dtype=made.dtype, device=place)

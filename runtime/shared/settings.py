@@ -53,6 +53,7 @@ class Settings:
     seq_slices:   into which the sequences of a microbatch are cut, that pass the stages of a
                   pipeline one after the other.
     whole_inputs: batch entries that every microbatch and rank gets uncut.
+    alike:        numbers that every sample has of an entry, whose program has no others.
     sequences:    those of which ranks along ``cp``, or slices, have pieces of dim 1.
     limits:       parameters by name that each step brings between two numbers, the lower first,
                   None for one that is open.
@@ -69,6 +70,7 @@ class Settings:
     recompute: str = "none"
     units: tuple[str, ...] = ()
     whole_inputs: tuple[str, ...] = ()
+    alike: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     sequences: tuple[str, ...] = ()
     order: str = "contiguous"
     offload: str = "none"

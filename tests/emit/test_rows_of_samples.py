@@ -72,7 +72,17 @@ def _in_a_square(m: Model, ids: Tensor, x: Tensor, hidden: Tensor) -> Tensor:
     return m.head(chosen).sin().mean()
 
 
-@pytest.mark.parametrize("body", [_ends, _visible, _in_a_square])
+def _added(m: Model, ids: Tensor, x: Tensor, hidden: Tensor) -> Tensor:
+    """As transformers' Qwen3-VL adds what it sees of images to the tokens that stand for them."""
+    words, seen = m.embed(ids), m.head(x[:, :2]).flatten(0, 1)
+    words = words.clone()
+    words[hidden, :] = words[hidden, :] + seen
+    words[hidden, :] = seen.tanh() * words[hidden, :].clone()
+    words[hidden] = seen - words[hidden]
+    return m.layer(words).square().mean()
+
+
+@pytest.mark.parametrize("body", [_ends, _visible, _in_a_square, _added])
 def test_losses_and_gradients_are_those_of_one_device(body: Body) -> None:
     made = capture_of(lambda: Model(body), batch)
     for seed, mesh in enumerate(("tp=2", "dp_shard=2 x tp=2", "dp_replicate=4")):
@@ -89,13 +99,46 @@ def _of_a_parameter(m: Model, ids: Tensor, x: Tensor, hidden: Tensor) -> Tensor:
     return x[m.head(x) > 0].view(B, -1, 1).mean()
 
 
+def _written_between(m: Model, ids: Tensor, x: Tensor, hidden: Tensor) -> Tensor:
+    words = m.head(x)
+    rows = words[hidden]
+    words.mul_(2)
+    return rows.view(B, -1, D).sum(1).mean()
+
+
+def _rows_written(m: Model, ids: Tensor, x: Tensor, hidden: Tensor) -> Tensor:
+    rows = m.head(x)[hidden].clone()
+    rows += 1
+    return (rows + m.head(x[:, :2]).flatten(0, 1)).mean()
+
+
+def _blanked(m: Model, ids: Tensor, x: Tensor, hidden: Tensor) -> Tensor:
+    words = m.head(x).clone()
+    rows = words[hidden]
+    words[hidden] = 0.0
+    return (words[:, :2] + (rows + x[:, :2].flatten(0, 1)).view(B, 2, D)).mean()
+
+
+def _view_written(m: Model, ids: Tensor, x: Tensor, hidden: Tensor) -> Tensor:
+    rows = m.head(x)[hidden]
+    rows.view(B, -1, D).mul_(3)
+    return rows.sum() / 7
+
+
+@pytest.mark.parametrize("body", [_written_between, _rows_written, _blanked, _view_written])
+def test_rows_that_are_written_in_between_are_refused(body: Body) -> None:
+    with pytest.raises((errors.UnsupportedOpError, errors.MutationError)):
+        capture(Workload(model=partial(Model, body), batch=batch))
+
+
 def test_what_has_not_as_many_in_each_sample_is_refused() -> None:
     def uneven() -> dict[str, Tensor]:
         made = batch()
         made["hidden"][0] = True
         return made
 
-    for body, of in ((_visible, uneven), (_crossed, batch), (_of_a_parameter, batch)):
+    several = ((_visible, uneven), (_crossed, batch), (_of_a_parameter, batch), (_added, uneven))
+    for body, of in several:
         with pytest.raises((errors.UnsupportedOpError, errors.DataDependentError), match="mask"):
             capture(Workload(model=partial(Model, body), batch=of))
 

@@ -158,6 +158,24 @@ def test_half_precisions_wait_for_the_scale_alone(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("warm_rehearsals")
+def test_numbers_that_a_forward_asks_for_are_known_there(tmp_path: Path) -> None:
+    """Those that it writes out, and those that all samples of the batch have."""
+    model = tmp_path / "workload.py"
+    model.write_text(
+        "from functools import partial\n\nimport torch\n\nimport autopar\n"
+        "from tests.emit.test_pieces_together import Model, _written, batch\n\n\n"
+        "def body(model, x, grid):\n"
+        "    (rows,) = torch.tensor([len(grid)], device=grid.device).tolist()\n"
+        "    return _written(model, x, grid).view(rows, -1, x.shape[-1])\n\n\n"
+        "workload = autopar.Workload(model=partial(Model, body), batch=batch)\n"
+    )
+    folders, refused = planned_in(str(model), tmp_path, {"plain": {"dp_shard": "2", "tp": "2"}})
+    assert not refused
+    assert rehearse(folders["plain"]).wrong == ()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("warm_rehearsals")
 def test_right_programs_have_no_finding(tmp_path: Path) -> None:
     layouts = {
         "stages": rehearsals.EVERY["stages, ZeRO 1"],

@@ -271,6 +271,8 @@ def _settings(lowered: Lowered, plan: Plan, captured: CapturedModel | None) -> l
         whole = tuple(e.name for e in captured.batch if e.batch_dim is None)
         if whole:
             given.append(f"whole_inputs={literal(whole)}")
+        if alike := [f"{literal(e.name)}: {e.numbers}" for e in captured.batch if e.numbers]:
+            given.append(f"alike={{{', '.join(alike)}}}")
         if limits := [(n, *t.limits) for n, t in captured.tensors.items() if t.limits]:
             given.append(f"limits={literal(limits)}")
     inputs = {n: lowered.tensors[n].produced for n in lowered.graph.inputs}

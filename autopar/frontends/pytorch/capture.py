@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from autopar.frontends.pytorch.alike import Repeats
 from autopar.frontends.pytorch.assemble import assemble
@@ -11,7 +12,7 @@ from autopar.frontends.pytorch.averages import averages_as_buffers
 from autopar.frontends.pytorch.build import Built, build, check_batch, without_values
 from autopar.frontends.pytorch.calls import NotAlike
 from autopar.frontends.pytorch.documents import with_length
-from autopar.frontends.pytorch.errors import BatchError
+from autopar.frontends.pytorch.errors import BatchError, DataDependentError, ForwardError
 from autopar.frontends.pytorch.finite_clamps import check_precision
 from autopar.frontends.pytorch.function_rules import with_rules
 from autopar.frontends.pytorch.gradients import (
@@ -59,6 +60,10 @@ CLAMPED = (
     "A branch that clamps a tensor where not all of it is finite runs at every step; what is "
     "finite it leaves as it is"
 )
+ALIKE = (
+    "The forward makes sizes of numbers that every sample of the batch has, so the program is that "
+    "of batches which have them, and refuses others"
+)
 LIMITED = (
     "Parameters that the forward writes between limits are brought there before each step and each "
     "evaluation"
@@ -88,12 +93,14 @@ def capture_built(
 ) -> Captured:
     """`capture` for a model that stands already."""
     repeats = Repeats(built.model)
+    asked = False
     while True:
         try:
             with attributes_kept(built.model):
-                trace = take_trace(built, repeats)
+                once = partial(take_trace, built, repeats, whole_inputs, asked)
+                trace = once()
                 if trace.left != trace.before or trace.made:
-                    check_same_again(trace, take_trace(built, repeats))
+                    check_same_again(trace, once())
             trace = averages_as_buffers(trace)
             trace.functions[:] = with_rules(trace.functions, built.mode)
             walk = lift(trace)
@@ -106,6 +113,10 @@ def capture_built(
             break
         except NotAlike as error:  # told apart from now on
             repeats.split(error)
+        except (DataDependentError, ForwardError):
+            if asked:  # for what not all samples have
+                raise
+            asked = True
     limits, skips = limits_of(walk), trace.sources.skips
     check_precision({skip.place: skip.clamps for skip in skips if skip.clamps}, precision)
     tensors = _tensors(trace, program, limits)
@@ -118,6 +129,7 @@ def capture_built(
             tuple(t.shape),
             dtype_name(t.dtype),
             None if name in whole_inputs or t.ndim == 0 else 0,
+            numbers=trace.numbers.get(name, ()),
         )
         for name, t in built.batch.items()
     )
@@ -133,6 +145,7 @@ def capture_built(
         *_where(LIMITED, limits),
         *_where(UNCHECKED, trace.sources.checks),
         *_where(SKIPPED, [skip.place for skip in skips if not skip.clamps]),
+        *_where(ALIKE, [f"{n} {list(numbers)}" for n, numbers in trace.numbers.items()]),
         *_where(CLAMPED, [skip.place for skip in skips if skip.clamps]),
     )
     return Captured(graph, tensors, batch, samples, tokens_of(batch), classes, notes=notes)

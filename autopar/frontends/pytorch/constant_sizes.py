@@ -1,4 +1,4 @@
-"""Sizes by constants: ``x.repeat_interleave(counts)``, ``F.interpolate(x, size=(h, w))``.
+"""Sizes by constants: ``x.repeat_interleave(counts)``, ``F.interpolate(x, (h, w))``, ``x[:n]``.
 
 What a forward makes from constants alone has values while it is traced, so what it repeats, pads or
 enlarges by them has sizes: numbers in the place of tensors without dims, places in that of counts.
@@ -12,13 +12,16 @@ from typing import Any
 
 import torch
 
-from autopar.frontends.pytorch.constant_values import constant_of
 from autopar.frontends.pytorch.forward_errors import NEEDS_VALUES
+from autopar.frontends.pytorch.same_numbers import known_of
 from autopar.torch_private.modes import without_modes
 
 _OPEN = frozenset({"unique_consecutive", "unique", "nonzero", "argwhere"})
 """Functions whose result is as large as values of its operand say."""
-_SIZED = frozenset({"arange", "zeros", "ones", "full", "empty", "linspace", "eye"})
+_SIZED = frozenset(
+    ("arange", "zeros", "ones", "full", "empty", "linspace", "eye", "view", "reshape", "expand",
+     "repeat", "new_zeros", "new_ones", "new_empty", "narrow", "unflatten", "tile", "chunk")
+)  # fmt: skip
 """Functions that take sizes one by one."""
 
 
@@ -33,7 +36,7 @@ class OfConstants:
         return self.plainly.__name__
 
     def __call__(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        known = constant_of(x)
+        known = known_of(x)
         if known is None:
             return self.plainly(x, *args, **kwargs)
         with without_modes():
@@ -52,7 +55,7 @@ class Repeated:
         return "repeat_interleave"
 
     def __call__(self, x: torch.Tensor, counts: torch.Tensor, dim: int | None) -> torch.Tensor:
-        known = constant_of(counts)
+        known = known_of(counts)
         if known is None:
             return self.plainly(x, counts, dim)
         x, dim = (x.flatten(), 0) if dim is None else (x, dim)
@@ -88,8 +91,7 @@ def sized_by_constants(
         return OfConstants(func), args, given
     if name == "repeat_interleave":
         return _repeated(func, args, given)
-    values = (*args, *given.values())
-    sized = any(isinstance(v, list | tuple) and any(map(_is_size, v)) for v in values)
+    sized = any(map(_has_sizes, (*args, *given.values())))
     if sized or (name in _SIZED and any(map(_is_size, args))):
         return BySizes(func), args, given
     return None
@@ -109,6 +111,14 @@ def _repeated(
     return Repeated(func), (x, counts, given.get("dim")), {}
 
 
+def _has_sizes(value: object) -> bool:
+    """Whether this is a shape, or an index with slices, that has tensors for numbers."""
+    if isinstance(value, slice):
+        return any(map(_is_size, (value.start, value.stop, value.step)))
+    several = isinstance(value, list | tuple)
+    return several and any(_is_size(v) or _has_sizes(v) for v in value)  # type: ignore[attr-defined]
+
+
 def _is_size(value: object) -> bool:
     plain = isinstance(value, torch.Tensor) and value.dim() == 0
     return plain and value.dtype in (torch.int64, torch.int32)  # type: ignore[attr-defined]
@@ -118,7 +128,9 @@ def _as_numbers(value: Any) -> Any:
     """``value`` with numbers in the place of constants without dims."""
     if type(value) in (list, tuple):
         return type(value)(map(_as_numbers, value))
-    known = constant_of(value) if _is_size(value) else None
+    if isinstance(value, slice):
+        return slice(*map(_as_numbers, (value.start, value.stop, value.step)))
+    known = known_of(value) if _is_size(value) else None
     if known is None:
         return value
     with without_modes():

@@ -63,6 +63,12 @@ def constant_of(
     return known if isinstance(known, torch.Tensor) else None
 
 
+def made_of(tensor: torch.Tensor, batch: BatchValues) -> list[fx.Node]:
+    """The entries of the ``batch`` that `constant_of` reads."""
+    node = node_of(tensor)
+    return [] if node is None else [made for made in _makers(node, batch) if made in batch]
+
+
 def _makers(node: fx.Node, batch: BatchValues) -> list[fx.Node]:
     """The ops that ``node`` is made by, each behind those that it reads; none where one draws,
     writes, or reads what is neither a constant nor of the ``batch``."""
@@ -131,7 +137,19 @@ def writes(node: fx.Node) -> bool:
 
 def is_written(node: fx.Node) -> bool:
     """Whether an op of the trace so far changes what ``node`` made, itself or through a view."""
-    return any(writes(u) or (_is_view(u, node) and is_written(u)) for u in node.users)
+    return any(node in written_by(u) or (_is_view(u, node) and is_written(u)) for u in node.users)
+
+
+def written_by(node: fx.Node) -> list[fx.Node]:
+    """The operands that an op writes into; it may read others, as masks or values."""
+    if node.op != "call_function" or not writes(node):
+        return []
+    arguments = schema_of(node.target).arguments
+    given = {a.name: v for a, v in zip(arguments, node.args, strict=False)} | node.kwargs
+    written = [a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write]
+    operands: list[fx.Node] = []
+    fx.node.map_arg([given.get(name) for name in written], operands.append)
+    return operands
 
 
 def _is_view(node: fx.Node, base: fx.Node) -> bool:

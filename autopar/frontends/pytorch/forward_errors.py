@@ -82,7 +82,8 @@ def explained(error: Exception, model: nn.Module, path: str) -> Exception:
         return DataDependentError(
             f"{place} needs the value of a tensor while the model is captured ({text}). The "
             "program must be the same for every batch: replace .item(), bool(tensor), int(tensor) "
-            "and boolean indexing by torch.where, masks or fixed shapes"
+            "and boolean indexing by torch.where, masks or fixed shapes; sizes may come from an "
+            "entry of the batch that has the same few integers in every sample"
         )
     if "HigherOrder" in type(error).__name__:
         return UnsupportedOpError(

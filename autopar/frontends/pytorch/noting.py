@@ -46,6 +46,7 @@ from autopar.frontends.pytorch.python_numbers import number_of
 from autopar.frontends.pytorch.recording import Replayer
 from autopar.frontends.pytorch.rows_of_samples import ChosenRows
 from autopar.frontends.pytorch.same_counts import SameCounts
+from autopar.frontends.pytorch.same_numbers import asked_of_all, known_of
 from autopar.frontends.pytorch.skipped import Skip, SomeRows, refused
 from autopar.frontends.pytorch.skipped_source import left_by_rounds, skipping
 from autopar.frontends.pytorch.unchecked import unchecked
@@ -288,19 +289,23 @@ class _Noting(TorchFunctionMode):
         try:
             return func(tensor)
         except NEEDS_VALUES as error:
-            if (known := constant_of(tensor)) is not None:
-                with without_modes(), without_torch_function():
-                    return func(known)
+            asks = func.__name__ in ("item", "__bool__")  # which others may answer
+            if (known := constant_of(tensor) if asks else known_of(tensor)) is not None:
+                return _plainly(func, known)
             answer = _ANSWERS.get(func.__name__, _none)(frame)
             if answer is None and _is_drawn():
                 place = frame.f_code.co_filename, frame.f_lineno
                 raise DataDependentError(_DRAWN.format(*place)) from error
             if answer is None and func.__name__ == "__bool__":
+                if (known := asked_of_all(tensor)) is not None:
+                    return _plainly(func, known)
                 answer = self.sources.take(node_of(tensor), frame)
                 if answer is not None:
                     return answer
             if answer is None and func.__name__ == "item" and tensor.numel() == 1:
                 return number_of(tensor)
+            if answer is None and (known := known_of(tensor)) is not None:
+                return _plainly(func, known)
             if answer is None:
                 raise
             self.checks.append(f"{frame.f_code.co_filename}:{frame.f_lineno}")
@@ -318,6 +323,12 @@ def _span(frame: FrameType) -> tuple[int | None, ...]:
     """Where in its source ``frame`` is. Its instruction is not compared: code that ran often makes
     a call by another one."""
     return next(islice(frame.f_code.co_positions(), frame.f_lasti // 2, None))
+
+
+def _plainly(func: Callable[..., Any], known: torch.Tensor) -> Any:
+    """``func`` of a tensor with values."""
+    with without_modes(), without_torch_function():
+        return func(known)
 
 
 def _none(frame: FrameType) -> None:

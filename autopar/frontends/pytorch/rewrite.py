@@ -9,6 +9,7 @@ from autopar.frontends.pytorch.idioms import lift_idioms
 from autopar.frontends.pytorch.ir import EFFECTS, Node, Value, drop_dead
 from autopar.frontends.pytorch.label_counts import count_in_forward
 from autopar.frontends.pytorch.masks import simplify_masks
+from autopar.frontends.pytorch.pieces_together import pieces_together
 from autopar.frontends.pytorch.program import Program, prune
 
 
@@ -19,6 +20,7 @@ def rewrite(program: Program) -> None:
     was asked for, which matters once the rest computes in less.
     """
     _everywhere(program, lambda nodes, results: clean(nodes, results, casts=False))
+    _everywhere(program, pieces_together)
     simplify_masks(program)
     _everywhere(program, lift_idioms)
     _everywhere(program, lambda nodes, results: clean(nodes, results, casts=True))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 
 from autopar.frontends.pytorch.alike import Repeats
 from autopar.frontends.pytorch.autocast import autocast_of_devices_refused
-from autopar.frontends.pytorch.build import Built, without_cache
+from autopar.frontends.pytorch.build import Built, check_batch, without_cache
 from autopar.frontends.pytorch.calls import Kind, NotAlike
 from autopar.frontends.pytorch.constant_values import node_of
 from autopar.frontends.pytorch.conversions import idle_conversions
@@ -41,6 +41,8 @@ from autopar.frontends.pytorch.mask_functions import mask_functions_broadcast
 from autopar.frontends.pytorch.noting import Sources
 from autopar.frontends.pytorch.python_numbers import numbers_stay_tensors
 from autopar.frontends.pytorch.quiet import quiet_fake_tensors
+from autopar.frontends.pytorch.same_numbers import SameNumbers, answering
+from autopar.frontends.pytorch.samples_alike import samples_shared
 from autopar.frontends.pytorch.seeds import seeds_allowed, seeds_refused
 from autopar.frontends.pytorch.value_checks import value_checks_pass
 from autopar.torch_private.modes import causal_check, exporting
@@ -60,6 +62,7 @@ class Trace:
     made:    the nodes of tensors that the forward put into attributes, by the attribute's name; ""
         for one that no op made. kept: attributes and buffers that hold what it was given.
     dense:   modules all of whose experts multiply every token.
+    numbers: by entry of the batch those that every sample has, where the forward asked for them.
     """
 
     graph: fx.Graph
@@ -76,6 +79,7 @@ class Trace:
     made: dict[str, str]
     kept: frozenset[str]
     dense: tuple[str, ...] = ()
+    numbers: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 @contextmanager
@@ -97,8 +101,12 @@ def _as_a_trace_takes_it(model: nn.Module) -> Iterator[None]:
         yield
 
 
-def take_trace(built: Built, repeats: Repeats) -> Trace:
+def take_trace(
+    built: Built, repeats: Repeats, whole: tuple[str, ...] = (), asked: bool = False
+) -> Trace:
     """Traces the forward once, repeated layers once each.
+
+    asked: answer with numbers that all samples have; ``whole``: entries without samples.
 
     Raises `NotAlike` for layers that turn out to differ, else a `CaptureError`.
     """
@@ -106,6 +114,7 @@ def take_trace(built: Built, repeats: Repeats) -> Trace:
     names = tuple(built.batch)
     entries: dict[str, fx.Node | None] = {}
     sources = Sources(model, lambda: _values(entries, built))
+    alike = SameNumbers(entries, lambda: _batch_values(built), whole) if asked else None
     calls = repeats.calls(sources.note)
     check_hooks(model)
     before = numbers_of(model)
@@ -133,6 +142,7 @@ def take_trace(built: Built, repeats: Repeats) -> Trace:
         stack.enter_context(kept_experts(experts, model, built.mode, calls))
         dense = stack.enter_context(known_forwards(model))
         stack.enter_context(_as_a_trace_takes_it(model))
+        stack.enter_context(answering(alike))
         stack.enter_context(built.mode)
         try:
             traced = make_fx(run, pre_dispatch=True)(*built.batch.values())
@@ -144,19 +154,28 @@ def take_trace(built: Built, repeats: Repeats) -> Trace:
             raise explained(error, model, sources.module) from error
         if calls.failure is not None:
             raise calls.failure
+        sources.chosen.check()
+        if alike is not None and alike.read:
+            samples = check_batch(built.batch, whole)
+            samples_shared(traced.graph, traced, alike.values(), samples)
         sources.settle(traced.graph)
         check_tensors(model, held, _read(traced.graph, traced))
     left = numbers_of(model)
     return Trace(
         *(traced.graph, traced, names, named, aliases, calls.kinds, functions, experts),
         *(sources, before, left, made, frozenset(kept), dense),
+        {} if alike is None else alike.read,
     )
+
+
+def _batch_values(built: Built) -> Mapping[str, torch.Tensor]:
+    with seeds_allowed():
+        return built.values()
 
 
 def _values(entries: Mapping[str, fx.Node | None], built: Built) -> dict[fx.Node, torch.Tensor]:
     """Of the batch, by its places in the trace."""
-    with seeds_allowed():
-        values = built.values()
+    values = _batch_values(built)
     return {node: values[name] for name, node in entries.items() if node is not None}
 
 

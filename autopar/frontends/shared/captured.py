@@ -103,6 +103,7 @@ class Captured:
         """SHA-256 of graph, tensors and batch: changes when the model's structure does."""
         lines = [fingerprint(self.graph), *sorted(map(repr, self.tensors.values()))]
         lines += map(repr, self.batch)
+        lines += [f"{e.name} of {e.numbers}" for e in self.batch if e.numbers]
         lines += [f"{t.name} within {t.limits}" for t in self.parameters if t.limits]
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 

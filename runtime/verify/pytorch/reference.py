@@ -278,7 +278,10 @@ def marks_of(graph: Graph) -> dict[str, frozenset[int]]:
 
 
 def random_batch(
-    workload: Workload, seed: int = 1, marks: Mapping[str, Set[int]] = NO_MARKS
+    workload: Workload,
+    seed: int = 1,
+    marks: Mapping[str, Set[int]] = NO_MARKS,
+    kept: Collection[str] = (),
 ) -> dict[str, Any]:
     """A batch shaped like the workload's, of distinct random tensors.
 
@@ -287,7 +290,8 @@ def random_batch(
     they do not vary there, and negative ones (ignored labels) stay in number; masks, flags, lengths
     that add up to one number in every sample, and floats that are never negative are permuted over
     the samples; other floats get the real mean and spread, in float64. Inputs without a batch dim
-    stay as they are. ``marks``: numbers by entry that stay where samples have them, see `marks_of`.
+    stay as they are. ``marks``: numbers by entry that stay where samples have them, see `marks_of`;
+    ``kept``: entries that stay whole.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -300,7 +304,8 @@ def random_batch(
             continue
         value = value.detach().cpu()
         wide = value.double() if value.is_floating_point() else value
-        keep = name in workload.whole_inputs or value.dim() == 0 or not value.numel()
+        stays = name in workload.whole_inputs or name in kept
+        keep = stays or value.dim() == 0 or not value.numel()
         batch[name] = wide.clone() if keep else _random_like(wide, generator, marks.get(name, ()))
     return batch
 

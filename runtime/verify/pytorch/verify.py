@@ -74,7 +74,9 @@ def verify(folder: str | Path) -> dict[str, Any]:
     if first and target not in _references:
         cpu = torch.device("cpu")
         marks = marks_of(plan_folder.read_graph(folder))
-        _references[target] = reference(workload, random_batch(workload, marks=marks), cpu)
+        kept = [e.name for e in plan_folder.read_batch(folder) if e.numbers]
+        random = random_batch(workload, marks=marks, kept=kept)
+        _references[target] = reference(workload, random, cpu)
     wanted = _references.get(target)
     batch, above = broadcast((wanted.batch, wanted.above) if wanted is not None else ({}, 0.0))
     stand_ins.above.set(above)
