@@ -103,6 +103,28 @@ def _rows(m: Model, x: Tensor, grid: Tensor) -> Tensor:
     return torch.cat(made) + wide.unflatten(1, (B, -1)).transpose(0, 1).flatten(0, 1)
 
 
+def _samples(m: Model, x: Tensor, grid: Tensor) -> Tensor:
+    """Each sample by itself: a loop over the batch, by places in it, scaled by its sizes."""
+    every = x.view(B, N, -1)
+    made = []
+    for t, (h, w) in zip(every, grid.tolist(), strict=True):
+        scale = torch.tensor([float(h), float(w)] * (WIDTH // 2))
+        heads = m.out(t[: h * w]).reshape(N, HEADS, D).tanh()[:, :, : D - 1] / D
+        made.append(heads.flatten(1) * scale[: WIDTH - HEADS])
+    chosen = torch.stack([m.out(every[i]).clamp(min=0) for i in range(len(every))])
+    again = torch.stack(list(every.unbind(0)))
+    apart = torch.stack([m.out(t).reshape(N, HEADS, D).sin() for t in every]).flatten(2)
+    return F.pad(torch.stack(made), (0, HEADS)) + chosen * again + apart
+
+
+def _far_behind(m: Model, x: Tensor, grid: Tensor) -> Tensor:
+    """More ops in a row than are followed, each of which reads twice what is before it."""
+    pieces = x.split([N] * B)
+    for _ in range(70):
+        pieces = [t.sin() + t for t in pieces]
+    return torch.cat(pieces)
+
+
 def _places(m: Model, x: Tensor, grid: Tensor) -> Tensor:
     """A row of a table for each place of an image, found image by image, and a number for it."""
     places = torch.cat([torch.arange(h * w).reshape(h, w).t().flatten() for h, w in grid])
@@ -170,7 +192,7 @@ def _number_by_another_name(m: Model, x: Tensor, grid: Tensor) -> Tensor:
     return m.out(x * (wide * 1))
 
 
-TOGETHER = (_images, _in_layers, _windows, _along, _rows, _places, _written)
+TOGETHER = (_images, _in_layers, _windows, _along, _rows, _samples, _places, _written)
 
 
 def _captured(body: Body) -> Captured:
@@ -225,9 +247,22 @@ def _counted(m: Model, x: Tensor, grid: Tensor) -> Tensor:
     return m.out(x + m.table(steps))
 
 
+def _one_is_another(m: Model, x: Tensor, grid: Tensor) -> Tensor:
+    """Samples in another order, one left out for another, parts and sums of one, other scales."""
+    every = x.view(B, N, -1)
+    turned = torch.stack([m.out(every[B - 1 - i]) for i in range(B)])
+    double = torch.stack([m.out(every[max(i, 1)]) for i in range(B)])
+    summed = torch.stack([t.softmax(0) + t.mean(0) for t in every])
+    first = torch.stack([m.out(t[:1]).expand(N, -1) for t in every])
+    scaled = torch.stack([m.out(t) * float(i) for i, t in enumerate(every)])
+    across = torch.stack([m.out(every[:, i]) for i in range(N)], 1)
+    return turned + double.sin() + summed * first + scaled.cos() * across
+
+
 OTHERS = (
+    _far_behind,
     *(_uneven, _another, _turned, _summed, _counted, _rewritten, _of_layers, _read_late),
-    *(_normalised, _written_by_another_name, _number_by_another_name),
+    *(_one_is_another, _normalised, _written_by_another_name, _number_by_another_name),
 )
 
 

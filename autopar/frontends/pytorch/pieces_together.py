@@ -1,10 +1,12 @@
 """Pieces of equal length that a model runs one by one: ``cat([f(a, b) for a, b in zip(...)])`` over
-``x.split(n)`` and ``y.split(n)``.
+``x.split(n)`` and ``y.split(n)``, ``stack([f(sample) for sample in x])``.
 
 Images of a batch lie one behind the other in one dim, and attention runs on each by itself, as in
-transformers' Qwen2-VL. Here the pieces lie along the first dim, and f runs once:
+transformers' Qwen2-VL; losses of detectors are made sample by sample. Here the pieces lie along the
+first dim, and f runs once:
 
     x [1, h, images n, d] -> [images, h, n, d] -> f -> [images, n, h, d] -> [1, images n, h, d]
+    x [samples, n, d] -> [samples n, d] -> f -> [samples n, d] -> [samples, n, d]
 
 What f does in between must treat that dim as one of samples, which its rules say.
 """
@@ -19,8 +21,11 @@ from autopar.nouns.kinds import DRAWS
 from autopar.rules.notation import RuleError
 from autopar.rules.registry import UnruledOp, bind
 
-_SHAPED = frozenset(("reshape", "expand", "full", "split", "slice", "select"))
-"""Kinds whose attributes have sizes or places of one piece."""
+_SHAPED = frozenset(("expand", "split"))
+"""Kinds whose attributes have sizes of one piece."""
+DEPTH = 128
+"""Ops in a row between pieces and what puts them together."""
+_PUT_TOGETHER = ("cat", "stack")
 
 Pieces = tuple[Value, ...]
 
@@ -33,15 +38,16 @@ def pieces_together(nodes: list[Node], results: list[Value]) -> list[Node]:
     swap: dict[Value, Value] = {}
     for node in nodes:
         node.inputs = [final(swap, v) for v in node.inputs]
-        if node.kind == "cat" and len(node.inputs) > 1:
+        if node.kind in _PUT_TOGETHER and len(node.inputs) > 1:
             pieces, dim = tuple(node.inputs), node.attrs["dim"] % len(node.output.shape)
-            if (whole := _whole(pieces, dim, links)) is not None:
+            if (whole := _whole(pieces, dim, node, links)) is not None:
                 swap[node.output] = whole
                 continue
             work = _Together(links, len(pieces))
-            if (joined := work.joined(pieces)) is not None:
+            laid = dim == 0 or node.kind == "cat"
+            if laid and (joined := work.joined(pieces)) is not None:
                 out += work.nodes
-                if dim == 0:
+                if joined.shape == node.output.shape and dim == 0:
                     swap[node.output] = joined
                 else:
                     out += _laid_along(joined, len(pieces), dim, node)
@@ -51,22 +57,43 @@ def pieces_together(nodes: list[Node], results: list[Value]) -> list[Node]:
     return out
 
 
-def _split_of(pieces: Pieces, links: Links) -> Node | None:
-    """The split whose results are these, all of them and in order, each as long as the others."""
-    maker = links.maker.get(pieces[0])
-    if maker is None or maker.kind != "split" or maker.attrs.get("squeeze"):
-        return None
-    return maker if maker.outputs == [*pieces] and len(set(maker.attrs["sizes"])) == 1 else None
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """``x``, of which pieces are all along ``dim``, equal and in order; ``squeeze``: without it."""
+
+    x: Value
+    dim: int
+    squeeze: bool
+    node: Node
 
 
-def _whole(pieces: Pieces, dim: int, links: Links) -> Value | None:
-    """What was cut into these along ``dim``, of which nothing else is made."""
-    maker = links.maker.get(pieces[0])
-    if maker is None or maker.kind != "split" or maker.attrs.get("squeeze"):
+def _cut_of(pieces: Pieces, links: Links) -> _Cut | None:
+    """The split whose results these are, or the tensor of which one after the other is taken."""
+    makers = [links.maker.get(v) for v in pieces]
+    first = makers[0]
+    if first is None or first.kind not in ("split", "select"):
         return None
-    (x,) = maker.inputs
-    same = maker.outputs == [*pieces] and maker.attrs["dim"] % len(x.shape) == dim
-    return x if same else None
+    x, dim = first.inputs[0], first.attrs["dim"] % len(first.inputs[0].shape)
+    if first.kind == "split":
+        even = len(set(first.attrs["sizes"])) == 1 and first.outputs == [*pieces]
+        return _Cut(x, dim, bool(first.attrs.get("squeeze")), first) if even else None
+    taken = [m.attrs["index"] for m in makers if m is not None and m.kind == "select"]
+    same = all(m is not None and m.inputs == [x] and m.attrs["dim"] % len(x.shape) == dim
+               for m in makers)  # fmt: skip
+    every = taken == [*range(len(pieces))] and len(pieces) == x.shape[dim]
+    return _Cut(x, dim, True, first) if same and every else None
+
+
+def _whole(pieces: Pieces, dim: int, node: Node, links: Links) -> Value | None:
+    """What was cut into these along ``dim``, which ``node`` puts together again."""
+    maker = links.maker.get(pieces[0])
+    if maker is not None and maker.kind == "split" and node.kind == "cat":
+        (x,) = maker.inputs
+        same = maker.outputs == [*pieces] and maker.attrs["dim"] % len(x.shape) == dim
+        return x if same and not maker.attrs.get("squeeze") else None
+    cut = _cut_of(pieces, links)
+    whole = cut is not None and cut.squeeze and cut.dim == dim and node.kind == "stack"
+    return cut.x if cut is not None and whole else None
 
 
 @dataclass(slots=True)
@@ -76,32 +103,39 @@ class _Together:
     links: Links
     count: int
     nodes: list[Node] = field(default_factory=list)
-    made: dict[Pieces, Value] = field(default_factory=dict)
+    made: dict[Pieces, Value | None] = field(default_factory=dict)
+    ones: dict[Pieces, bool] = field(default_factory=dict)
+    depth: int = 0
 
     def joined(self, pieces: Pieces) -> Value | None:
         """[count n, ...] of ``pieces`` [n, ...]; None where that cannot be."""
         if len({v.shape for v in pieces}) > 1 or not pieces[0].shape:
             return None
         if pieces not in self.made:
-            split = _split_of(pieces, self.links)
-            value = self._ran(pieces) if split is None else self._apart(split)
-            if value is None:
-                return None
+            cut = _cut_of(pieces, self.links)
+            self.depth += 1
+            deep = self.depth > DEPTH
+            value = None if deep else self._ran(pieces) if cut is None else self._apart(cut)
+            self.depth -= 1
             self.made[pieces] = value
         return self.made[pieces]
 
-    def _apart(self, split: Node) -> Value | None:
-        """[1, *a, count n, *rest] -> [count, *a, n, *rest]; [count n, *rest] as it is."""
-        (x,), dim = split.inputs, split.attrs["dim"] % len(split.inputs[0].shape)
+    def _apart(self, cut: _Cut) -> Value | None:
+        """[1, *a, count n, *rest] -> [count, *a, n, *rest]; [count n, *rest] as it is; of pieces
+        without the dim [count, n, *rest] -> [count n, *rest]."""
+        x, dim = cut.x, cut.dim
+        if cut.squeeze:
+            whole = (self.count * x.shape[1], *x.shape[2:]) if dim == 0 else ()
+            return self._reshaped(x, whole, cut.node) if whole else None
         if dim == 0 or x.shape[0] != 1:
             return None if dim else x
         before, after = x.shape[1:dim], x.shape[dim + 1 :]
         each = x.shape[dim] // self.count
         if not before:
-            return self._reshaped(x, (self.count, each, *after), split)
-        apart = self._reshaped(x, (*before, self.count, each, *after), split)
+            return self._reshaped(x, (self.count, each, *after), cut.node)
+        apart = self._reshaped(x, (*before, self.count, each, *after), cut.node)
         order = (len(before), *range(len(before)), *range(len(before) + 1, len(apart.shape)))
-        return self._emitted(_turned(apart, order, split))
+        return self._emitted(_turned(apart, order, cut.node))
 
     def _ran(self, pieces: Pieces) -> Value | None:
         """The op that makes each of ``pieces``, on all of what it is given."""
@@ -116,7 +150,7 @@ class _Together:
         inputs: list[Value] = []
         own: set[int] = set()
         for i, column in enumerate(zip(*(m.inputs for m in makers if m), strict=True)):
-            if len(set(column)) == 1:
+            if self._is_one(column):
                 inputs.append(column[0])
                 continue
             joined = self.joined(column)
@@ -126,12 +160,34 @@ class _Together:
             own.add(i)
         rows, *rest = pieces[0].shape
         result = Value((self.count * rows, *rest), pieces[0].dtype)
-        made = Node(
-            first.kind, inputs, [result], _attrs(first), first.source, first.grad, first.flat
-        )
+        attrs = _attrs_of_all(first, result.shape)
+        if attrs is None:
+            return None
+        made = Node(first.kind, inputs, [result], attrs, first.source, first.grad, first.flat)
+        if made.kind == "reshape":
+            return self._emitted(made)
         if not own or not _treats_alike(made, own):
             return None
         return self._emitted(made)
+
+    def _is_one(self, column: Pieces) -> bool:
+        """Whether these are one tensor, or made alike of nothing that differs."""
+        if column not in self.ones:
+            self.depth += 1
+            self.ones[column] = self.depth <= DEPTH and self._made_as_one(column)
+            self.depth -= 1
+        return self.ones[column]
+
+    def _made_as_one(self, column: Pieces) -> bool:
+        if len(set(column)) == 1:
+            return True
+        makers = [self.links.maker.get(v) for v in column]
+        first = makers[0]
+        if first is None or first.kind in EFFECTS | DRAWS or len(first.outputs) != 1:
+            return False
+        if any(m is None or not _are_alike(m, first) for m in makers):
+            return False
+        return all(map(self._is_one, zip(*(m.inputs for m in makers if m), strict=True)))
 
     def _reshaped(self, x: Value, shape: tuple[int, ...], near: Node) -> Value:
         return self._emitted(_cut(x, shape, near))
@@ -150,6 +206,19 @@ def _are_alike(node: Node, other: Node) -> bool:
 
 def _attrs(node: Node) -> dict[str, object]:
     return {name: value for name, value in node.attrs.items() if name != "torch"}
+
+
+def _attrs_of_all(first: Node, shape: tuple[int, ...]) -> dict[str, object] | None:
+    """The attributes of ``first`` on all pieces, whose result has this shape; None where it takes
+    a part of each piece, or makes other rows of it."""
+    attrs, given = _attrs(first), first.inputs[0].shape if first.inputs else ()
+    if first.kind in ("slice", "select"):
+        dim = first.attrs["dim"] % len(given)
+        return attrs if dim else None
+    if first.kind == "reshape":
+        rows = first.output.shape[:1]
+        return {"shape": shape} if given[:1] == rows else None
+    return attrs
 
 
 def _treats_alike(node: Node, own: set[int]) -> bool:
@@ -173,11 +242,12 @@ def _treats_alike(node: Node, own: set[int]) -> bool:
 
 
 def _laid_along(joined: Value, count: int, dim: int, cat: Node) -> list[Node]:
-    """[count m, *a, n, *rest] -> [m, *a, count n, *rest], the result of ``cat``."""
+    """[count m, *a, n, *rest] -> [m, *a, count n, *rest], the result of ``cat``; of a stack along
+    the first dim [count m, *rest] -> [count, m, *rest]."""
     made: list[Node] = []
     rows, *rest = joined.shape
-    before = [rows // count] * (rows > count) + rest[: dim - 1]
-    if before:
+    before = [rows // count] * (rows > count) + rest[: max(dim - 1, 0)]
+    if before and dim:
         apart = (count, *before, *rest[dim - 1 :])
         if apart != joined.shape:
             made.append(_cut(joined, apart, cat))

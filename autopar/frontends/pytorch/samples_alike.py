@@ -26,6 +26,8 @@ from autopar.torch_private.ops import schema_of
 from autopar.torch_private.tensors import memory_of
 
 _aten: Any = torch.ops.aten
+MOST = 1 << 26
+"""Numbers of all tables together."""
 Made = tuple[Any, tuple[Any, ...], dict[str, Any]]
 """A function, its arguments, and those by name."""
 
@@ -82,6 +84,7 @@ class _OnceMore:
     known: dict[fx.Node, Any] = field(default_factory=dict)
     places_of: dict[fx.Node, int] = field(default_factory=dict)
     last_written: dict[int, int] = field(default_factory=dict)
+    left: int = MOST
     shared: dict[tuple[fx.Node, fx.Node], list[Shared]] = field(default_factory=dict)
 
     def places(self) -> Iterator[Shared | Single]:
@@ -99,7 +102,7 @@ class _OnceMore:
                 held = operator.attrgetter(str(node.target))(self.root)
                 if isinstance(held, torch.Tensor) and not isinstance(held, FakeTensor):
                     self.known[node] = held.clone()
-            elif _is_computed(node) and all(n in self.known for n in node.all_input_nodes):
+            elif self._has_values(node):
                 own = follows.intersection(node.all_input_nodes)
                 follows.update([node] if own else [])
                 yield from self._computed(node, own)
@@ -107,6 +110,15 @@ class _OnceMore:
                 for given in node.all_input_nodes:
                     yield from self._shared(node, given)
                 self._forget(written_by(node))
+
+    def _has_values(self, node: fx.Node) -> bool:
+        """Whether the op runs once more; there may be `MOST` numbers."""
+        if not _is_computed(node) or any(n not in self.known for n in node.all_input_nodes):
+            return False
+        made = node.meta["val"]
+        several = made if isinstance(made, list | tuple) else [made]
+        self.left -= sum(t.numel() for t in several)
+        return self.left >= 0
 
     def _computed(self, node: fx.Node, own: Iterable[fx.Node]) -> Iterator[Single]:
         """Runs the op; numbers among ``own`` operands of which it makes something larger."""
