@@ -147,6 +147,13 @@ def test_what_is_not_alike_is_refused(other: Mapping[str, Tensor]) -> None:
         capture(Workload(model=partial(Model, _listed), batch=lambda: dict(other)))
 
 
+def test_sizes_that_differ_are_told() -> None:
+    other = {**batch(), "grid": torch.tensor([[H, W]] * (B - 1) + [[W, H]])}
+    text = r"of grid the first sample has \[2, 3\], and sample 3 has \[3, 2\]"
+    with pytest.raises(errors.DataDependentError, match=text):
+        capture(Workload(model=partial(Model, _by_counts), batch=lambda: dict(other)))
+
+
 def test_a_batch_of_another_size_is_told() -> None:
     settings = Settings(alike={"grid": (H, W)})
     check_numbers("grid", batch()["grid"], settings)

@@ -66,10 +66,11 @@ def _shown(result: Any) -> str:
     return f"{kind} with {f'scalars at {places}' if places else 'no scalar'}"
 
 
-def explained(error: Exception, model: nn.Module, path: str) -> Exception:
+def explained(error: Exception, model: nn.Module, path: str, differing: str = "") -> Exception:
     """``error`` of the user's forward as a named error that points at the user's line.
 
-    path: the module whose forward failed.
+    path: the module whose forward failed; ``differing``: what of the batch it asked for that is
+        not the same in every sample, in words.
     """
     place = last_line(error)
     # no line of the user's ran: a call that the forward does not take, or torch's
@@ -83,7 +84,7 @@ def explained(error: Exception, model: nn.Module, path: str) -> Exception:
             f"{place} needs the value of a tensor while the model is captured ({text}). The "
             "program must be the same for every batch: replace .item(), bool(tensor), int(tensor) "
             "and boolean indexing by torch.where, masks or fixed shapes; sizes may come from an "
-            "entry of the batch that has the same few integers in every sample"
+            f"entry of the batch that has the same few integers in every sample{differing}"
         )
     if "HigherOrder" in type(error).__name__:
         return UnsupportedOpError(

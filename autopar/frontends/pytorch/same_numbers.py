@@ -37,26 +37,34 @@ class SameNumbers:
     ) -> None:
         self._nodes, self._batch, self._whole = nodes, values, whole
         self.read: dict[str, tuple[int, ...]] = {}
+        self.differing = ""
+        """What was asked for and differs between samples, in words."""
+
+    @cached_property
+    def _rows(self) -> Mapping[fx.Node, tuple[str, torch.Tensor, list[tuple[int, ...]]]]:
+        """Name, values and the numbers of each sample, by place in the trace, of those that may be
+        sizes."""
+        with without_modes(), without_torch_function():
+            return {
+                node: (name, value, rows)
+                for name, value in self._batch().items()
+                if (node := self._nodes.get(name)) is not None
+                and (rows := self._numbers(name, value))
+            }
 
     @cached_property
     def _alike(self) -> Mapping[fx.Node, tuple[str, torch.Tensor, tuple[int, ...]]]:
-        """Name, values and the numbers of a sample, by place in the trace."""
-        with without_modes(), without_torch_function():
-            return {
-                node: (name, value, numbers)
-                for name, value in self._batch().items()
-                if (node := self._nodes.get(name)) is not None
-                and (numbers := self._numbers(name, value))
-            }
+        """Name, values and the numbers of every sample, where these are the same."""
+        return {n: (name, v, r[0]) for n, (name, v, r) in self._rows.items() if len({*r}) == 1}
 
-    def _numbers(self, name: str, value: torch.Tensor) -> tuple[int, ...]:
-        """Those of every sample; none where they differ, or are no sizes."""
+    def _numbers(self, name: str, value: torch.Tensor) -> list[tuple[int, ...]]:
+        """Those of each sample; nothing where they are no sizes."""
         if value.is_floating_point() or value.is_complex() or value.dtype is torch.bool:
-            return ()
+            return []
         samples = 1 if name in self._whole or not value.dim() else value.shape[0]
         rows = value.reshape(samples, -1)
         small = 0 < rows.shape[-1] <= LARGEST
-        return tuple(rows[0].tolist()) if small and bool((rows == rows[0]).all()) else ()
+        return [tuple(row) for row in rows.tolist()] if small else []
 
     def values(self) -> Mapping[fx.Node, torch.Tensor]:
         """Those of the entries that were read."""
@@ -69,7 +77,20 @@ class SameNumbers:
         if known is not None:
             read = (self._alike[node] for node in made_of(tensor, batch))
             self.read |= {name: numbers for name, _, numbers in read}
+        else:
+            self._note_differing(tensor)
         return known
+
+    def _note_differing(self, tensor: torch.Tensor) -> None:
+        every = {node: value for node, (_, value, _) in self._rows.items()}
+        for node in made_of(tensor, every):
+            name, _, rows = self._rows[node]
+            other = next((i for i, row in enumerate(rows) if row != rows[0]), None)
+            if other is not None:
+                self.differing = (
+                    f"; of {name} the first sample has {list(rows[0])}, and sample {other} has "
+                    f"{list(rows[other])}"
+                )
 
 
 _answering: ContextVar[SameNumbers | None] = ContextVar("_answering", default=None)

@@ -151,7 +151,8 @@ def take_trace(
         except Exception as error:  # a user's forward
             if calls.failure is not None:
                 raise calls.failure from error
-            raise explained(error, model, sources.module) from error
+            differing = "" if alike is None else alike.differing
+            raise explained(error, model, sources.module, differing) from error
         if calls.failure is not None:
             raise calls.failure
         sources.chosen.check()
