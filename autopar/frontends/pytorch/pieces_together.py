@@ -18,11 +18,12 @@ from dataclasses import dataclass, field
 from autopar.frontends.pytorch.ir import EFFECTS, Links, Node, Value, final
 from autopar.nouns.graph import Op, Tensor
 from autopar.nouns.kinds import DRAWS
+from autopar.rules.joined_samples import COUNTED
 from autopar.rules.notation import RuleError
 from autopar.rules.registry import UnruledOp, bind
 
-_SHAPED = frozenset(("expand", "split"))
-"""Kinds whose attributes have sizes of one piece."""
+_APART = EFFECTS | DRAWS | COUNTED | {"expand", "split"}
+"""Kinds that stay one by one; the last two have sizes of a piece in their attributes."""
 DEPTH = 128
 """Ops in a row between pieces and what puts them together."""
 _PUT_TOGETHER = ("cat", "stack")
@@ -141,7 +142,7 @@ class _Together:
         """The op that makes each of ``pieces``, on all of what it is given."""
         makers = [self.links.maker.get(v) for v in pieces]
         first = makers[0]
-        if first is None or first.kind in EFFECTS | DRAWS | _SHAPED or len(first.outputs) != 1:
+        if first is None or first.kind in _APART or len(first.outputs) != 1:
             return None
         if first.attrs.get("dropout_p") or any(
             m is None or not _are_alike(m, first) for m in makers
@@ -161,14 +162,11 @@ class _Together:
         rows, *rest = pieces[0].shape
         result = Value((self.count * rows, *rest), pieces[0].dtype)
         attrs = _attrs_of_all(first, result.shape)
-        if attrs is None:
+        if attrs is None or not own:
             return None
         made = Node(first.kind, inputs, [result], attrs, first.source, first.grad, first.flat)
-        if made.kind == "reshape":
-            return self._emitted(made)
-        if not own or not _treats_alike(made, own):
-            return None
-        return self._emitted(made)
+        alike = made.kind == "reshape" or _treats_alike(made, own)
+        return self._emitted(made) if alike else None
 
     def _is_one(self, column: Pieces) -> bool:
         """Whether these are one tensor, or made alike of nothing that differs."""
