@@ -103,6 +103,8 @@ class Sizes:
     def _mine(self, batch: Mapping[str, Any]) -> tuple[range, int, int]:
         """This data rank's rows, the samples of all, and of the one with the most."""
         check_entries(batch, self.entries)
+        for name, value in batch.items():
+            check_numbers(name, value, self.settings)
         if isinstance(batch, LocalBatch):
             samples, most = samples_of(batch, self.ranks)
             return range(batch.rows), samples, most
@@ -137,7 +139,6 @@ class Sizes:
         return CutBatch(cut, in_slices(cut.microbatches, self.settings))
 
     def _own(self, name: str, value: Any) -> Any:
-        check_numbers(name, value, self.settings)
         return own_tokens(name, moved(value, self.ranks.device), self.ranks, self.settings)
 
     def _shapes(self, rows: int) -> Shapes:

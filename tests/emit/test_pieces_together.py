@@ -236,9 +236,8 @@ def _turned(m: Model, x: Tensor, grid: Tensor) -> Tensor:
 def _summed(m: Model, x: Tensor, grid: Tensor) -> Tensor:
     """Softmax over what is 1 in each piece, which is none of all of them together."""
     pieces = m.heads(x)[0].split([N] * B, 2)
-    return torch.cat([(t.softmax(0) + t) for t in pieces], 2).squeeze(0).transpose(0, 1).reshape(
-        len(x), -1
-    ).repeat(1, 1)  # fmt: skip
+    mixed = torch.cat([t.softmax(0) + t for t in pieces], 2)
+    return mixed.squeeze(0).transpose(0, 1).reshape(len(x), -1)
 
 
 def _counted(m: Model, x: Tensor, grid: Tensor) -> Tensor:

@@ -28,6 +28,7 @@ from autopar.runtime.pytorch.parameters import (
 )
 from autopar.runtime.pytorch.ranks import Ranks
 from autopar.runtime.pytorch.units import unit_modules
+from autopar.runtime.shared.planned_batch import OtherBatch
 from autopar.runtime.shared.settings import ProgramError, Settings
 
 
@@ -184,3 +185,13 @@ def test_units_match_one_path_component() -> None:
     assert unit_modules(model, ["layers.*"]) == list(model["layers"])  # type: ignore[call-overload]
     with pytest.raises(ProgramError, match=r"blocks\.\*"):
         unit_modules(model, ["blocks.*"])
+
+
+def test_numbers_that_a_program_was_made_for_are_asked_of_every_sample() -> None:
+    settings = Settings(alike={"grid": (2, 3)})
+    grid = torch.tensor([[2, 3]] * 4)
+    alone = Alone(Mesh.parse("dp_shard=2"))
+    assert [len(p["grid"]) for p in cut_batch({"grid": grid}, alone, settings)] == [2]
+    grid[3, 1] = 4  # of the other rank
+    with pytest.raises(OtherBatch, match=r"\[2, 4\] at sample 3"):
+        cut_batch({"grid": grid}, alone, settings)

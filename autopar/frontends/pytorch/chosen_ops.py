@@ -11,9 +11,9 @@ import torch
 
 from autopar.frontends.pytorch.chosen_rows import Rows, RowTable
 from autopar.frontends.pytorch.ir import Node
-from autopar.nouns.graph import Op, Tensor
+from autopar.frontends.pytorch.node_rules import bound
 from autopar.rules.notation import BoundRule, RuleError
-from autopar.rules.registry import UnruledOp, bind
+from autopar.rules.registry import UnruledOp
 
 _FILLED = {"sum": 0.0, "amax": -math.inf, "amin": math.inf, "any": False, "all": True}
 """What rows that are left out are to a reduction."""
@@ -57,19 +57,19 @@ class Following:
             self._by_rule(node, dict(given))
 
     def _by_rule(self, node: Node, given: dict[int, Rows]) -> None:
-        bound = self._bound(node)
+        rule = self._bound(node)
         factors = set()
         for place, rows in given.items():
-            held = bound.operands[place][rows.dim]
-            factors.add(next((f for f in held if bound.factors[f].size > 1), None))
+            held = rule.operands[place][rows.dim]
+            factors.add(next((f for f in held if rule.factors[f].size > 1), None))
         factor = next(iter(factors)) if len(factors) == 1 else None
-        if factor is None or bound.factors[factor].kind == "whole":
+        if factor is None or rule.factors[factor].kind == "whole":
             raise self.table.refused(node.kind)
         inner = {rows.inner for rows in given.values()}
-        if len(inner) > 1 or bound.rule.moves_inside(factor):
+        if len(inner) > 1 or rule.rule.moves_inside(factor):
             raise self.table.refused(node.kind)
-        holders = [bound.holder(i, factor) for i in range(len(node.outputs))]
-        if bound.factors[factor].kind == "summed" and all(d is None for d in holders):
+        holders = [rule.holder(i, factor) for i in range(len(node.outputs))]
+        if rule.factors[factor].kind == "summed" and all(d is None for d in holders):
             self._fill(node, [*given][:1], 0.0)
             return
         if any(d is None for d in holders):
@@ -81,17 +81,8 @@ class Following:
             self.table.rows[value] = replace(rows, dim=dim)
 
     def _bound(self, node: Node) -> BoundRule:
-        names = {v: f"v{i}" for i, v in enumerate(dict.fromkeys((*node.inputs, *node.outputs)))}
-        tensors = {n: Tensor(n, v.shape, v.dtype, "activation") for v, n in names.items()}
-        op = Op(
-            node.kind,
-            tuple(names[v] for v in node.inputs),
-            tuple(names[v] for v in node.outputs),
-            node.attrs,
-            node.source,
-        )
         try:
-            return bind(op, tensors)
+            return bound(node)
         except UnruledOp:
             raise self.table.refused(node.kind) from None
         except RuleError:  # of as many rows of a tensor that no mask chose

@@ -115,8 +115,7 @@ def _has_sizes(value: object) -> bool:
     """Whether this is a shape, or an index with slices, that has tensors for numbers."""
     if isinstance(value, slice):
         return any(map(_is_size, (value.start, value.stop, value.step)))
-    several = isinstance(value, list | tuple)
-    return several and any(_is_size(v) or _has_sizes(v) for v in value)  # type: ignore[attr-defined]
+    return isinstance(value, list | tuple) and any(_is_size(v) or _has_sizes(v) for v in value)
 
 
 def _is_size(value: object) -> bool:

@@ -110,17 +110,22 @@ def _attribute(node: fx.Node) -> Any:
 
 
 def _is_plain(node: fx.Node) -> bool:
-    target: Any = node.target
     if node.op == "get_attr":  # what a forward writes out, as `torch.tensor([2, 3])`
         held = _attribute(node)
         return isinstance(held, torch.Tensor) and not isinstance(held, FakeTensor)
+    return is_computed(node) and not writes(node)
+
+
+def is_computed(node: fx.Node) -> bool:
+    """Whether it is an op of torch's that draws nothing, and whose results are not too large."""
+    target: Any = node.target
     drawn = torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
     known = schema_of(target) is not None or target is operator.getitem
     if node.op != "call_function" or not known:
         return False
     made = node.meta.get("val")
     several = made if isinstance(made, list | tuple) else [made]
-    return not drawn and not writes(node) and all(map(_is_small, several))
+    return not drawn and all(map(_is_small, several))
 
 
 def _is_small(made: object) -> bool:

@@ -16,11 +16,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from autopar.frontends.pytorch.ir import EFFECTS, Links, Node, Value, final
-from autopar.nouns.graph import Op, Tensor
+from autopar.frontends.pytorch.node_rules import bound
 from autopar.nouns.kinds import DRAWS
 from autopar.rules.joined_samples import COUNTED
 from autopar.rules.notation import RuleError
-from autopar.rules.registry import UnruledOp, bind
+from autopar.rules.registry import UnruledOp
 
 _APART = EFFECTS | DRAWS | COUNTED | {"expand", "split"}
 """Kinds that stay one by one; the last two have sizes of a piece in their attributes."""
@@ -59,7 +59,7 @@ def pieces_together(nodes: list[Node], results: list[Value]) -> list[Node]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Cut:
+class _Origin:
     """``x``, of which pieces are all along ``dim``, equal and in order; ``squeeze``: without it."""
 
     x: Value
@@ -68,7 +68,7 @@ class _Cut:
     node: Node
 
 
-def _cut_of(pieces: Pieces, links: Links) -> _Cut | None:
+def _origin_of(pieces: Pieces, links: Links) -> _Origin | None:
     """The split whose results these are, or the tensor of which one after the other is taken."""
     makers = [links.maker.get(v) for v in pieces]
     first = makers[0]
@@ -77,12 +77,12 @@ def _cut_of(pieces: Pieces, links: Links) -> _Cut | None:
     x, dim = first.inputs[0], first.attrs["dim"] % len(first.inputs[0].shape)
     if first.kind == "split":
         even = len(set(first.attrs["sizes"])) == 1 and first.outputs == [*pieces]
-        return _Cut(x, dim, bool(first.attrs.get("squeeze")), first) if even else None
+        return _Origin(x, dim, bool(first.attrs.get("squeeze")), first) if even else None
     taken = [m.attrs["index"] for m in makers if m is not None and m.kind == "select"]
     same = all(m is not None and m.inputs == [x] and m.attrs["dim"] % len(x.shape) == dim
                for m in makers)  # fmt: skip
     every = taken == [*range(len(pieces))] and len(pieces) == x.shape[dim]
-    return _Cut(x, dim, True, first) if same and every else None
+    return _Origin(x, dim, True, first) if same and every else None
 
 
 def _whole(pieces: Pieces, dim: int, node: Node, links: Links) -> Value | None:
@@ -92,9 +92,9 @@ def _whole(pieces: Pieces, dim: int, node: Node, links: Links) -> Value | None:
         (x,) = maker.inputs
         same = maker.outputs == [*pieces] and maker.attrs["dim"] % len(x.shape) == dim
         return x if same and not maker.attrs.get("squeeze") else None
-    cut = _cut_of(pieces, links)
-    whole = cut is not None and cut.squeeze and cut.dim == dim and node.kind == "stack"
-    return cut.x if cut is not None and whole else None
+    origin = _origin_of(pieces, links)
+    whole = origin is not None and origin.squeeze and origin.dim == dim and node.kind == "stack"
+    return origin.x if origin is not None and whole else None
 
 
 @dataclass(slots=True)
@@ -113,30 +113,30 @@ class _Together:
         if len({v.shape for v in pieces}) > 1 or not pieces[0].shape:
             return None
         if pieces not in self.made:
-            cut = _cut_of(pieces, self.links)
+            origin = _origin_of(pieces, self.links)
             self.depth += 1
             deep = self.depth > DEPTH
-            value = None if deep else self._ran(pieces) if cut is None else self._apart(cut)
+            value = None if deep else self._ran(pieces) if origin is None else self._apart(origin)
             self.depth -= 1
             self.made[pieces] = value
         return self.made[pieces]
 
-    def _apart(self, cut: _Cut) -> Value | None:
+    def _apart(self, origin: _Origin) -> Value | None:
         """[1, *a, count n, *rest] -> [count, *a, n, *rest]; [count n, *rest] as it is; of pieces
         without the dim [count, n, *rest] -> [count n, *rest]."""
-        x, dim = cut.x, cut.dim
-        if cut.squeeze:
+        x, dim = origin.x, origin.dim
+        if origin.squeeze:
             whole = (self.count * x.shape[1], *x.shape[2:]) if dim == 0 else ()
-            return self._reshaped(x, whole, cut.node) if whole else None
+            return self._reshaped(x, whole, origin.node) if whole else None
         if dim == 0 or x.shape[0] != 1:
             return None if dim else x
         before, after = x.shape[1:dim], x.shape[dim + 1 :]
         each = x.shape[dim] // self.count
         if not before:
-            return self._reshaped(x, (self.count, each, *after), cut.node)
-        apart = self._reshaped(x, (*before, self.count, each, *after), cut.node)
+            return self._reshaped(x, (self.count, each, *after), origin.node)
+        apart = self._reshaped(x, (*before, self.count, each, *after), origin.node)
         order = (len(before), *range(len(before)), *range(len(before) + 1, len(apart.shape)))
-        return self._emitted(_turned(apart, order, cut.node))
+        return self._emitted(_transpose(apart, order, origin.node))
 
     def _ran(self, pieces: Pieces) -> Value | None:
         """The op that makes each of ``pieces``, on all of what it is given."""
@@ -188,7 +188,7 @@ class _Together:
         return all(map(self._is_one, zip(*(m.inputs for m in makers if m), strict=True)))
 
     def _reshaped(self, x: Value, shape: tuple[int, ...], near: Node) -> Value:
-        return self._emitted(_cut(x, shape, near))
+        return self._emitted(_reshape(x, shape, near))
 
     def _emitted(self, node: Node) -> Value:
         self.nodes.append(node)
@@ -221,22 +221,19 @@ def _attrs_of_all(first: Node, shape: tuple[int, ...]) -> dict[str, object] | No
 
 def _treats_alike(node: Node, own: set[int]) -> bool:
     """Whether the first dim of the operands ``own``, and of none else, is one of samples."""
-    names = {v: f"v{i}" for i, v in enumerate(dict.fromkeys((*node.inputs, *node.outputs)))}
-    tensors = {n: Tensor(n, v.shape, v.dtype, "activation") for v, n in names.items()}
-    inputs, outputs = (tuple(names[v] for v in vs) for vs in (node.inputs, node.outputs))
     try:
-        bound = bind(Op(node.kind, inputs, outputs, node.attrs, node.source), tensors)
+        rule = bound(node)
     except (UnruledOp, RuleError):
         return False
-    factors = {bound.operands[i][0] for i in own}
+    factors = {rule.operands[i][0] for i in own}
     factor = next(iter(factors))[:1]
-    if len(factors) > 1 or not factor or bound.factors[factor[0]].kind != "parallel":
+    if len(factors) > 1 or not factor or rule.factors[factor[0]].kind != "parallel":
         return False
-    if bound.rule.implemented(factor[0]) is not None:  # what it does for some it does not for all
+    if rule.rule.implemented(factor[0]) is not None:  # what it does for some it does not for all
         return False
-    others = [i for i in range(len(inputs)) if i not in own]
-    held = any(bound.operand_holder(i, factor[0]) is not None for i in others)
-    return not held and bound.holder(0, factor[0]) == 0
+    others = [i for i in range(len(node.inputs)) if i not in own]
+    held = any(rule.operand_holder(i, factor[0]) is not None for i in others)
+    return not held and rule.holder(0, factor[0]) == 0
 
 
 def _laid_along(joined: Value, count: int, dim: int, cat: Node) -> list[Node]:
@@ -248,22 +245,22 @@ def _laid_along(joined: Value, count: int, dim: int, cat: Node) -> list[Node]:
     if before and dim:
         apart = (count, *before, *rest[dim - 1 :])
         if apart != joined.shape:
-            made.append(_cut(joined, apart, cat))
+            made.append(_reshape(joined, apart, cat))
             joined = made[-1].output
         places = len(before)
         order = (*range(1, places + 1), 0, *range(places + 1, len(apart)))
-        made.append(_turned(joined, order, cat))
+        made.append(_transpose(joined, order, cat))
         joined = made[-1].output
-    made.append(_cut(joined, cat.output.shape, cat))
+    made.append(_reshape(joined, cat.output.shape, cat))
     made[-1].outputs = cat.outputs
     return made
 
 
-def _cut(x: Value, shape: tuple[int, ...], near: Node) -> Node:
+def _reshape(x: Value, shape: tuple[int, ...], near: Node) -> Node:
     made = Value(shape, x.dtype)
     return Node("reshape", [x], [made], {"shape": shape}, near.source, near.grad, near.flat)
 
 
-def _turned(x: Value, order: tuple[int, ...], near: Node) -> Node:
+def _transpose(x: Value, order: tuple[int, ...], near: Node) -> Node:
     made = Value(tuple(x.shape[d] for d in order), x.dtype)
     return Node("transpose", [x], [made], {"dims": order}, near.source, near.grad, near.flat)

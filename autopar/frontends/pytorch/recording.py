@@ -131,7 +131,7 @@ class Recorder:
         self.labels = labels
         self.recording = Recording()
         self.why = ""
-        self._last = _last_node()
+        self._last = last_node()
 
     def call(self, func: Any, args: Any, kwargs: Any) -> Any:
         self._check_recorded()
@@ -146,7 +146,7 @@ class Recorder:
             event.error = error
             raise
         finally:
-            self._last = _last_node()
+            self._last = last_node()
         if func is set_grad:
             event.made = Leaf(None)
             return result
@@ -178,7 +178,7 @@ class Recorder:
     def _check_recorded(self) -> None:
         if not _only_states(self._last):
             self.why = "an op is called past torch's own functions"
-        self._last = _last_node()
+        self._last = last_node()
 
 
 class Replayer:
@@ -192,7 +192,7 @@ class Replayer:
         self.left = recordings
         self.why = ""
         self._place = 0
-        self._first = _last_node()
+        self._first = last_node()
 
     def call(self, func: Any, args: Any, kwargs: Any) -> Any:
         event = None
@@ -302,7 +302,8 @@ def _name(func: Any) -> str:
     return getattr(func, "__name__", None) or str(func)
 
 
-def _last_node() -> Any:
+def last_node() -> Any:
+    """The last op of the trace; None: there is no trace."""
     mode: Any = get_proxy_mode()
     return next(iter(reversed(mode.tracer.graph.nodes)), None) if mode is not None else None
 

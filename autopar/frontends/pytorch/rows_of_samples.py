@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from autopar.frontends.pytorch.constant_indices import ChooseRows, taken
@@ -30,6 +29,7 @@ from autopar.frontends.pytorch.constant_values import (
     written_by,
 )
 from autopar.frontends.pytorch.errors import MutationError
+from autopar.frontends.pytorch.recording import last_node
 from autopar.torch_private.modes import without_modes, without_torch_function
 from autopar.torch_private.tensors import memory_of
 
@@ -45,10 +45,16 @@ def _form(mask: Tensor, count: int) -> Tensor:
     return mask.new_empty((mask.shape[0], count), dtype=torch.int64)
 
 
+@dataclass(frozen=True, slots=True)
 class RowsOfSamples:
-    """Stands for ``rows.view(batch, -1, ...)`` of rows that a mask [batch, ...] has chosen of x."""
+    """Stands for ``rows.view(batch, -1, ...)`` of rows that a mask [batch, ...] has chosen of x;
+    ``rows``: their place in the trace."""
 
-    __name__ = "rows_of_samples"
+    rows: fx.Node | None = field(default=None, compare=False)
+
+    @property
+    def __name__(self) -> str:
+        return "rows_of_samples"
 
     def __call__(self, x: Tensor, mask: Tensor, count: int, shape: Sequence[int]) -> Tensor:
         samples, wide = mask.shape[0], math.prod(mask.shape[1:])
@@ -70,7 +76,7 @@ class BesideRows:
         return self.func.__name__
 
     def __call__(self, x: Tensor, mask: Tensor, count: int, other: Tensor) -> Tensor:
-        rows = ROWS_OF_SAMPLES(x, mask, count, (mask.shape[0] * count, *x.shape[mask.dim() :]))
+        rows = RowsOfSamples()(x, mask, count, (mask.shape[0] * count, *x.shape[mask.dim() :]))
         return self.func(other, rows) if self.place else self.func(rows, other)
 
 
@@ -81,23 +87,22 @@ class ChosenRows:
         self._batch = cache(batch)
         self._of: Any = WeakTensorKeyDictionary()
         self._masks: Any = WeakTensorKeyDictionary()
-        self._viewed: fx.Node | None = None
         self._views: list[tuple[fx.Node | None, fx.Node | None]] = []
 
     def note(self, func: Any, args: Sequence[Any], rows: Any) -> None:
         """Keeps what ``rows`` were chosen of, where ``func`` has chosen by a mask of several dims
         whose samples may bring any number."""
         if func.__name__ in _COPIES and len(args) == 1 and (made := self._made_of(args[0])):
-            self._of[rows] = *made, _last()
-        if func is ROWS_OF_SAMPLES:
-            self._views.append((node_of(rows), self._viewed))
+            self._of[rows] = *made, last_node()
+        if isinstance(func, RowsOfSamples):
+            self._views.append((node_of(rows), func.rows))
         if not isinstance(func, ChooseRows) or args[1].dim() < 2:
             return
         mask = args[1]
         if isinstance(rows.shape[0], torch.SymInt):
             self._masks[mask] = True
         if mask in self._masks:  # whose rows torch may have counted since, by what met them
-            self._of[rows] = *args, _last()
+            self._of[rows] = *args, last_node()
 
     def by_samples(
         self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None
@@ -121,8 +126,7 @@ class ChosenRows:
         shape = _whole(asked, held)
         if shape is None:
             return None
-        self._viewed = node_of(args[0])
-        return ROWS_OF_SAMPLES, x, mask, count, shape
+        return RowsOfSamples(node_of(args[0])), x, mask, count, shape
 
     def check(self) -> None:
         """Raises `MutationError` where a view of rows, which is none here, is written, and the rows
@@ -166,19 +170,10 @@ class ChosenRows:
         return counts[0] if len(set(counts)) == 1 and counts[0] else None
 
 
-ROWS_OF_SAMPLES = RowsOfSamples()
-
-
-def _last() -> fx.Node | None:
-    """The last op of the trace."""
-    mode: Any = get_proxy_mode()
-    return None if mode is None else next(iter(reversed(mode.tracer.graph.nodes)), None)
-
-
 def _written_since(behind: fx.Node | None, tensors: Sequence[Tensor]) -> bool:
     """Whether an op behind that one may have written into these: a layer that repeats may."""
     memories = {memory_of(t) for t in tensors}
-    node = _last()
+    node: fx.Node | None = last_node()
     while node is not None and node is not behind and node.op != "root":
         if node.target is torch.ops.autopar.enter.default:
             return True

@@ -20,9 +20,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from autopar.frontends.pytorch.constant_values import LARGEST, is_written, written_by
+from autopar.frontends.pytorch.constant_values import is_computed, is_written, written_by
 from autopar.torch_private.modes import FakeTensor, without_modes, without_torch_function
-from autopar.torch_private.ops import schema_of
 from autopar.torch_private.tensors import memory_of
 
 _aten: Any = torch.ops.aten
@@ -113,7 +112,7 @@ class _OnceMore:
 
     def _has_values(self, node: fx.Node) -> bool:
         """Whether the op runs once more; there may be `MOST` numbers."""
-        if not _is_computed(node) or any(n not in self.known for n in node.all_input_nodes):
+        if not is_computed(node) or any(n not in self.known for n in node.all_input_nodes):
             return False
         made = node.meta["val"]
         several = made if isinstance(made, list | tuple) else [made]
@@ -213,23 +212,6 @@ def _made_at_once(first: torch.Tensor) -> Made | None:
 
 def _numbers(value: Any) -> int:
     return value.numel() if isinstance(value, torch.Tensor) else 0
-
-
-def _is_computed(node: fx.Node) -> bool:
-    """Whether it is an op of torch's that draws nothing, and whose results are not too large."""
-    if node.op != "call_function":
-        return False
-    if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
-        return False
-    made = node.meta.get("val")
-    several = made if isinstance(made, list | tuple) else [made]
-    small = all(
-        isinstance(t, torch.Tensor)
-        and all(isinstance(n, int) for n in t.shape)
-        and t.numel() <= LARGEST
-        for t in several
-    )
-    return small and (schema_of(node.target) is not None or node.target is operator.getitem)
 
 
 def _dims_alike(value: torch.Tensor, samples: int) -> Iterator[int]:
