@@ -151,7 +151,8 @@ KINDS: Mapping[str, str] = MappingProxyType(
         "cast": "x; dtype, own? (of float32, as the loss asks in the plan's half precision)",
         "where": "condition, a?, b?; a, b scalars in attrs where not operands",
         "masked_fill": "x, mask; value",
-        "dropout": "x; p, features? (one draw for each feature of x [b, c, *s])",
+        "dropout": "x; p, features? (one draw for each feature of x [b, c, *s]), alpha? (SELU's, "
+        "Klambauer et al. 2017)",
         # shapes
         "reshape": "x; shape (view, flatten, squeeze, unsqueeze)",
         "transpose": "x; dims (a permutation)",

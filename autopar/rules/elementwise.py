@@ -122,11 +122,14 @@ def _dropout(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) 
     del results
     if op.attrs.get("p", 0) == 0:
         return replace(_one(linear=True), view=True)
+    itemsize = DTYPE_BYTES[operands[0].dtype]
     if op.attrs.get("features"):  # the mask is [b, c] and of the dtype of x
         names = letters(len(operands[0].shape))
-        kept = Kept((names[0], names[1]), DTYPE_BYTES[operands[0].dtype])
-        return Rule(text([names], [names]), keeps=(kept,), flops=2.0)
-    return Rule(_ONE, keeps=(Kept(("...",), 1),), flops=2.0)
+        return Rule(
+            text([names], [names]), keeps=(Kept((names[0], names[1]), itemsize),), flops=2.0
+        )
+    kept = Kept(("...",), itemsize if op.attrs.get("alpha") else 1)
+    return Rule(_ONE, keeps=(kept,), flops=2.0)
 
 
 JAX_FUNCTIONS = tuple(

@@ -39,12 +39,13 @@ def windows_of_dim(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, 
 
 
 def most_of_windows(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
-    """Images [b, c, *s] to the largest of each window and its place: every channel for itself."""
+    """Images [b, c, *s] to the largest of each window and its place: every channel for itself, as
+    are numbers [b, c, n] that say where its windows lie."""
     del op, results
     rank = len(operands[0].shape) - 2
     old, new = ([f"{n}!" for n in letters(rank, first)] for first in "ps")
-    made = ["b", "c", *new]
-    return Rule(text([["b", "c", *old]], [made, made]), saves=(0,), saves_results=(1,))
+    given, made = [["b", "c", *old], ["b", "c", "given!"]], ["b", "c", *new]
+    return Rule(text(given[: len(operands)], [made, made]), saves=(0,), saves_results=(1,))
 
 
 def pooled(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:

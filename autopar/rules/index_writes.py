@@ -55,6 +55,11 @@ def add_at(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) ->
     return Rule(text([target, index, source], [target]), saves=saves, cost="gather")
 
 
+def reduce_at(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
+    """index_reduce(x, dim, index, source, reduce): as `add_at`, of any reduction."""
+    return replace(add_at(op, operands, results), saves=(0, 1, 2), saves_results=(0,))
+
+
 def scatter_add(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
     """scatter_add(x, dim, index, source): dims of one size are one factor, others stay whole."""
     del results

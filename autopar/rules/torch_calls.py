@@ -16,7 +16,13 @@ from autopar.rules.images import (
     resized,
     windows_of_dim,
 )
-from autopar.rules.index_writes import add_at, index_put, scatter_add, scatter_reduce
+from autopar.rules.index_writes import (
+    add_at,
+    index_put,
+    reduce_at,
+    scatter_add,
+    scatter_reduce,
+)
 from autopar.rules.kept_whole import whole_rule
 from autopar.rules.notation import Rule, RuleMaker
 from autopar.rules.recurrent import cell, recurrent
@@ -193,7 +199,8 @@ def _solved(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -
 def _placed(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
     """searchsorted(sorted, x), bucketize(x, sorted): each number's place in one whole row."""
     row = 0 if op.kind.endswith("searchsorted") else 1
-    if len(operands) != 2 or len(operands[row].shape) != 1:
+    given = len(operands) == 2 and results[0].shape == operands[1 - row].shape
+    if not given or len(operands[row].shape) != 1:  # a number's place, or one by another order
         return whole_rule(operands, results)
     names = letters(len(operands[1 - row].shape))
     terms = [["sorted!"], names] if row == 0 else [names, ["sorted!"]]
@@ -204,7 +211,7 @@ def _prelu(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) ->
     """One slope for all, or one for each channel of dim 1."""
     del op, results
     names = letters(len(operands[0].shape))
-    slope = ["1"] if operands[1].numel == 1 else [names[1]]
+    slope = [names[1] if operands[1].numel > 1 else "1"][: len(operands[1].shape)]
     return Rule(text([names, slope], [names]), saves=(0, 1), backward=2.0)
 
 
@@ -214,6 +221,40 @@ def _histogram(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]
         return whole_rule(operands, results)
     counted = [f"{n}+" for n in letters(len(operands[0].shape))]
     return Rule(text([counted], [["bins!"]]), cost="reduction")
+
+
+def _of_matrices(operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> str | None:
+    """Matrices [..., m, n], each for itself, and what belongs to them, to what they are made of;
+    numbers are for all. None where operands are of fewer matrices."""
+    lead = operands[0].shape[:-2]
+    if any(t.shape and t.shape[: len(lead)] != lead for t in (*operands, *results)):
+        return None
+    terms = [
+        [*letters(len(lead)), *(f"r{i}_{d}!" for d in range(len(t.shape) - len(lead)))]
+        if t.shape
+        else []
+        for i, t in enumerate((*operands, *results))
+    ]
+    return text(terms[: len(operands)], terms[len(operands) :])
+
+
+def _factored(saves: tuple[int, ...], saves_results: tuple[int, ...]) -> RuleMaker:
+    """Factors of matrices, or what is made of those again."""
+
+    def make(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
+        del op
+        each = _of_matrices(operands, results)
+        whole = whole_rule(operands, results)
+        return replace(
+            whole if each is None else Rule(each),
+            saves=saves,
+            saves_results=saves_results,
+            flops=float(operands[0].shape[-1]),
+            backward=2.0,
+            cost="reduction",
+        )
+
+    return make
 
 
 def _decomposed(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
@@ -232,6 +273,25 @@ def _decomposed(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...
         backward=2.0,
         cost="reduction",
     )
+
+
+def _diagonal_scatter(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
+    """diagonal_scatter(x, source, offset, dim1, dim2): the source is a diagonal, which comes last
+    there; of it and of x nothing is kept."""
+    del results
+    rank = len(operands[0].shape)
+    dims = [positive(int(argument(op, 3 + i, f"dim{1 + i}", i)), rank) for i in range(2)]
+    names = letters(rank)
+    whole = [f"{n}!" if i in dims else n for i, n in enumerate(names)]
+    source = [*(n for i, n in enumerate(names) if i not in dims), "diagonal!"]
+    return Rule(text([whole, source], [whole]), flops=0.0)
+
+
+def _in_order(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
+    """masked_scatter(x, mask, source): which number of the source an element gets hangs on how many
+    before it were chosen."""
+    del op
+    return replace(whole_rule(operands, results), saves=(1,))
 
 
 TORCH_CALLS: Mapping[str, Rule | RuleMaker] = {
@@ -260,8 +320,9 @@ TORCH_CALLS: Mapping[str, Rule | RuleMaker] = {
         backward=2.0,
         cost="reduction",
     ),
-    "aten::adaptive_max_pool2d": most_of_windows,
-    "aten::adaptive_max_pool3d": most_of_windows,
+    **{f"aten::adaptive_max_pool{n}d": most_of_windows for n in (2, 3)},
+    **{f"aten::max_pool{n}d_with_indices": most_of_windows for n in (2, 3)},
+    **{f"aten::fractional_max_pool{n}d": most_of_windows for n in (2, 3)},
     "aten::bucketize": _placed,
     "aten::cosine_similarity": _cosine,
     "aten::cummax": _along(1, (1,), (0,)),
@@ -273,21 +334,28 @@ TORCH_CALLS: Mapping[str, Rule | RuleMaker] = {
     "aten::histc": _histogram,
     "aten::index_add": add_at,
     "aten::index_put": index_put,
+    "aten::index_reduce": reduce_at,
     "aten::lerp": _lerp,
     "aten::linalg_vector_norm": _over(2, (0,), (0,)),
     "aten::prod": _over(1, (0,), (0,)),
     "aten::median": _over(1, (), (1,)),
     "aten::nanmedian": _over(1, (), (1,)),
+    "aten::kthvalue": _over(2, (), (1,), -1),
     "aten::mode": _over(1, (), (1,), -1),
     "aten::std_mean": _over(1, (0,), (0,)),
     "aten::aminmax": _over(1, (0,), (0, 1)),
     "aten::logcumsumexp": _along(1, (0,), (0,)),
     "aten::_pdist_forward": Rule("n! m! -> pairs!", saves=(0,), saves_results=(0,), flops=3.0),
     "aten::prelu": _prelu,
+    "aten::diagonal_scatter": _diagonal_scatter,
+    "aten::masked_scatter": _in_order,
     "aten::scatter_add": scatter_add,
     "aten::scatter_reduce": scatter_reduce,
     "aten::grid_sampler_2d": Rule(
         "n c h! w!, n p q t! -> n c p q", saves=(0, 1), flops=10.0, cost="gather"
+    ),
+    "aten::grid_sampler_3d": Rule(
+        "n c d! h! w!, n o p q t! -> n c o p q", saves=(0, 1), flops=20.0, cost="gather"
     ),
     "aten::searchsorted": _placed,
     "aten::slice_scatter": _along(2),
@@ -305,11 +373,17 @@ TORCH_CALLS: Mapping[str, Rule | RuleMaker] = {
     **dict.fromkeys(
         ("aten::linalg_matrix_exp", "aten::linalg_inv_ex", "aten::linalg_cholesky_ex"), _matrices
     ),
-    "aten::_linalg_solve_ex": _solved,
+    **dict.fromkeys(("aten::_linalg_solve_ex", "aten::linalg_solve_triangular"), _solved),
     **{
         f"aten::{name}": _decomposed
         for name in "_linalg_det _linalg_slogdet _linalg_eigh _linalg_svd linalg_qr".split()
     },
+    "aten::linalg_lu": _factored((), (0, 1, 2)),
+    "aten::linalg_lu_factor_ex": _factored((), (0, 1)),
+    "aten::linalg_lu_solve": _factored((0, 1), (0,)),
+    "aten::lu_unpack": _factored((), ()),
+    "aten::linalg_householder_product": _factored((0, 1), (0,)),
+    "aten::linalg_pinv": _factored((0,), (0,)),
     **{f"aten::conv_transpose{n}d": conv_transpose for n in (1, 2, 3)},
     **{
         f"aten::upsample_{name}": resized
@@ -317,6 +391,7 @@ TORCH_CALLS: Mapping[str, Rule | RuleMaker] = {
             "nearest1d nearest2d nearest3d linear1d bilinear2d trilinear3d bicubic2d"
         ).split()
     },
+    **{f"aten::_upsample_{name}_aa": resized for name in ("bilinear2d", "bicubic2d")},
     **{f"aten::avg_pool{n}d": pooled for n in (1, 2, 3)},
     **dict.fromkeys(("aten::pixel_shuffle", "aten::pixel_unshuffle", "aten::im2col"), first_dim),
     **dict.fromkeys(("aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu"), recurrent),

@@ -6,7 +6,7 @@ alike. Where they hold pieces, numbers of that stream would give every piece the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -71,11 +71,21 @@ def dropout(
     *,
     axis: str | Sequence[str],
     features: bool = False,
+    alpha: bool = False,
 ) -> Tensor:
     """`F.dropout` of a piece of a tensor that the ranks of ``axis`` split.
 
-    ``features``: of x [b, c, *s], whole features are dropped.
+    ``features``: of x [b, c, *s], whole features are dropped; ``alpha``: as `F.alpha_dropout` does.
     """
     if not (p and training):
         return x
-    return drawn_apart(axis, torch.feature_dropout if features else torch.dropout, x, p, True)
+    return drawn_apart(axis, _FUNCTIONS[features, alpha], x, p, True)
+
+
+_FUNCTIONS: Mapping[tuple[bool, bool], Callable[..., Tensor]] = {
+    (False, False): torch.dropout,
+    (True, False): torch.feature_dropout,
+    (False, True): torch.alpha_dropout,
+    (True, True): torch.feature_alpha_dropout,
+}
+"""By (features, alpha)."""

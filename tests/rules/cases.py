@@ -70,7 +70,8 @@ def _between(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
 def _dropped(d: Draw, shape: tuple[int, ...]) -> dict[str, Any]:
     """Ranks cannot draw what one device draws: so small a share that nothing is dropped."""
     share = {"p": d.of(0.0, 1e-12)}
-    return {**share, "features": True} if len(shape) > 2 and d.flag() else share
+    features = {"features": True} if len(shape) > 2 and d.flag() else {}
+    return share | features | ({"alpha": True} if d.flag() else {})
 
 
 def _linear(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:

@@ -374,11 +374,12 @@ REFERENCE: Mapping[str, Reference] = {
     "cast": lambda c: c.x.to(getattr(torch, c.attrs["dtype"])),
     "where": _where,
     "masked_fill": lambda c: c.x.masked_fill(c.operands[1], c.attrs["value"]),
-    "dropout": lambda c: (
-        torch.feature_dropout(c.x, c.attrs["p"], True)
-        if c.attrs.get("features")
-        else F.dropout(c.x, c.attrs["p"])
-    ),
+    "dropout": lambda c: getattr(
+        torch,
+        "feature_" * bool(c.attrs.get("features"))
+        + "alpha_" * bool(c.attrs.get("alpha"))
+        + "dropout",
+    )(c.x, c.attrs["p"], True),
     "reshape": lambda c: c.x.reshape(c.shapes[0]),
     "transpose": lambda c: c.x.permute(c.attrs["dims"]),
     "expand": _expand,

@@ -29,6 +29,7 @@ PAIRS = 3  # strategies of two choices that split something, tried on each two-a
 # Kinds of which no factor may be split, and why.
 NEVER_SPLIT = {
     "aten::_pdist_forward": "every row meets every other",
+    "aten::masked_scatter": "a place is filled by how many were before it",
     "arange": "its values depend on the index",
     "constant": "its values depend on the index",
     "carry": "the buffer is whole on every rank",

@@ -70,13 +70,32 @@ def _scatter_reduce(d: Draw, kind: str) -> Made:
     return (x, index, source), _call(*args, include_self=d.flag())
 
 
-def _sampled(d: Draw, kind: str) -> Made:
+def _index_reduce(d: Draw, kind: str) -> Made:
+    operands, call = _index_add(d, kind)
+    reduction = d.of("prod", "mean", "amax", "amin")
+    return operands, _call(*call["torch"]["args"], reduction, include_self=d.flag())
+
+
+def _diagonal_scatter(d: Draw, kind: str) -> Made:
     del kind
-    n = d.size()
-    grid = d.real(n, d.size(), d.size(), 2) * 1.6 - 1.2
-    return (d.real(n, d.size(), d.of(3, 4), d.of(3, 5)), grid), _call(
-        "%0", "%1", d.of(0, 1), d.of(0, 1, 2), d.flag()
-    )
+    x, offset = d.real(d.size(), *d.shape(2, 3)), d.of(-1, 0, 1)
+    dims = d.of((-2, -1), (1, 2), (2, 1))
+    source = d.real(*x.diagonal(offset, *dims).shape)
+    return (x, source), _call("%0", "%1", offset, *dims)
+
+
+def _masked_scatter(d: Draw, kind: str) -> Made:
+    del kind
+    shape = d.shape()
+    mask = d.real(*shape, gradient=False) > 0.5
+    return (d.real(*shape), mask, d.real(*shape)), _call("%0", "%1", "%2")
+
+
+def _sampled(d: Draw, kind: str) -> Made:
+    n, deep = d.size(), int(kind[-2]) - 2
+    grid = d.real(n, d.size(), d.size(), *[2] * deep, 2 + deep) * 1.6 - 1.2
+    x = d.real(n, d.size(), *[2] * deep, d.of(3, 4), d.of(3, 5))
+    return (x, grid), _call("%0", "%1", d.of(0, 1), d.of(0, 1, 2), d.flag())
 
 
 def _over(d: Draw, kind: str) -> Made:
@@ -87,6 +106,8 @@ def _over(d: Draw, kind: str) -> Made:
         dims = list(d.dims(shape))
         shape = tuple(max(n, 2) if i in dims else n for i, n in enumerate(shape))
         return (d.real(*shape),), _call("%0", dims, correction=d.of(0, 1), keepdim=d.flag())
+    if kind == "aten::kthvalue":
+        return (x,), _call("%0", d.of(1, shape[dim]), dim, d.flag())
     if kind == "aten::aminmax":
         return (x,), _call("%0", dim=d.of(dim, None), keepdim=d.flag())
     if kind == "aten::prod" and d.flag():
@@ -118,6 +139,21 @@ def _pool(d: Draw, kind: str) -> Made:
     spatial = int(kind[-2])
     x = d.real(d.size(), d.size(), *(d.of(4, 5) for _ in range(spatial)))
     return (x,), _call("%0", [2] * spatial, [], [0] * spatial, True, d.flag())
+
+
+def _largest(d: Draw, kind: str) -> Made:
+    """Windows side by side, or where numbers for each image and channel say."""
+    spatial = int(kind.split("d_with")[0][-1]) if "with" in kind else int(kind[-2])
+    x = d.real(d.size(), d.size(), *(d.of(4, 5) for _ in range(spatial)))
+    if "fractional" not in kind:
+        return (x,), _call("%0", [2] * spatial)
+    given = d.real(*x.shape[:2], spatial, gradient=False)
+    return (x, given), _call("%0", [2] * spatial, [2] * spatial, "%1")
+
+
+def _resized(d: Draw, kind: str) -> Made:
+    del kind
+    return (d.real(d.size(), d.size(), 4, 5),), _call("%0", [d.of(2, 3, 7), 3], d.flag())
 
 
 def _grouped_product(d: Draw, kind: str) -> Made:
@@ -168,6 +204,27 @@ def _solved(d: Draw, kind: str) -> Made:
     return (x, sides), _call("%0", "%1", left=left)
 
 
+def _solved_triangle(d: Draw, kind: str) -> Made:
+    operands, call = _solved(d, kind)
+    return operands, _call("%0", "%1", upper=d.flag(), **call["torch"]["kwargs"])
+
+
+def _factored(d: Draw, kind: str) -> Made:
+    """Factors of matrices far from singular, rows in the order that they have."""
+    (x,), _ = _matrices(d, kind)
+    *lead, n, _ = x.shape
+    order = torch.arange(1, n + 1, dtype=torch.int32).expand(*lead, n).contiguous()
+    scales = d.real(*lead, n)
+    match kind.removeprefix("aten::"):
+        case "lu_unpack":
+            return (x, order), _call("%0", "%1")
+        case "linalg_lu_solve":
+            return (x, order, d.signed(*lead, n, d.size())), _call("%0", "%1", "%2")
+        case "linalg_householder_product":
+            return (x, scales), _call("%0", "%1")
+    return (x,), _call("%0")
+
+
 def _placed(d: Draw, kind: str) -> Made:
     row, x = d.real(d.of(1, 4), gradient=False).sort().values, d.real(*d.shape(), gradient=False)
     operands = (row, x) if kind == "aten::searchsorted" else (x, row)
@@ -190,10 +247,27 @@ TORCH_CASES = {
     "aten::histc": _histogram,
     "aten::index_put": _index_put,
     "aten::index_add": _index_add,
+    "aten::index_reduce": _index_reduce,
+    "aten::diagonal_scatter": _diagonal_scatter,
+    "aten::masked_scatter": _masked_scatter,
     "aten::scatter_add": _scatter_add,
     "aten::scatter_reduce": _scatter_reduce,
-    "aten::grid_sampler_2d": _sampled,
-    **{f"aten::{name}": _over for name in "prod median nanmedian mode std_mean aminmax".split()},
+    **{f"aten::grid_sampler_{n}d": _sampled for n in (2, 3)},
+    **{
+        f"aten::{name}": _over
+        for name in "prod median nanmedian kthvalue mode std_mean aminmax".split()
+    },
+    **{f"aten::max_pool{n}d_with_indices": _largest for n in (2, 3)},
+    **{f"aten::fractional_max_pool{n}d": _largest for n in (2, 3)},
+    **{f"aten::_upsample_{name}_aa": _resized for name in ("bilinear2d", "bicubic2d")},
+    "aten::linalg_solve_triangular": _solved_triangle,
+    **{
+        f"aten::{name}": _factored
+        for name in (
+            "linalg_lu_factor_ex linalg_lu lu_unpack linalg_lu_solve linalg_householder_product "
+            "linalg_pinv"
+        ).split()
+    },
     **{
         f"aten::{name}": _decomposed
         for name in "_linalg_det _linalg_slogdet _linalg_eigh _linalg_svd linalg_qr".split()

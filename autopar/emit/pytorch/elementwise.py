@@ -132,13 +132,17 @@ def _dropout(site: Site) -> Expr:
     if not site.attrs.get("p"):
         return _identity(site)
     rate, features = literal(float(site.attrs["p"])), bool(site.attrs.get("features"))
+    alpha = bool(site.attrs.get("alpha"))
     apart = site.drawn_apart(dims=2 if features else None)
     if apart:
         given = [rate, "self.training", axis_argument(apart)]
         given += ["features=True"] if features else []
+        given += ["alpha=True"] if alpha else []
         return Expr(call("dropout", [site.args[0].text, *given]), weight=LIGHT)
     name, spatial = "F.dropout", len(site.whole(0)) - 2
-    if features:
+    if alpha:
+        name = "F.feature_alpha_dropout" if features else "F.alpha_dropout"
+    elif features:
         name = f"F.dropout{spatial}d" if spatial <= 3 else "torch.feature_dropout"
     return Expr(f"{name}({site.args[0].text}, {rate}, self.training)", weight=LIGHT)
 

@@ -17,6 +17,7 @@ from autopar.frontends.pytorch.aten_bags import check_gradients, embedding_bag
 from autopar.frontends.pytorch.aten_call import Call, Lift, Unliftable, torch_call
 from autopar.frontends.pytorch.aten_complex import lift_complex, meets_complex
 from autopar.frontends.pytorch.aten_elementwise import ELEMENTWISE, REDUCTIONS, thin
+from autopar.frontends.pytorch.aten_fourier import OF_REAL
 from autopar.frontends.pytorch.aten_lookups import LOOKUPS
 from autopar.frontends.pytorch.aten_losses import LOSSES
 from autopar.frontends.pytorch.aten_noise import NOISE
@@ -77,9 +78,15 @@ def _unknown(lifter: Lifter, node: fx.Node) -> Any:
     outputs = [ir.like(t) for t in metas if isinstance(t, torch.Tensor)]
     kind = f"{target.namespace}::{op_name(target)}"
     made = lifter.emit_many(kind, operands, outputs)
-    lifter.nodes[-1].flat = _without_derivative(node)
-    _keep_call(lifter, lifter.nodes[-1], node)
-    attrs = lifter.nodes[-1].attrs
+    op = lifter.nodes[-1]
+    _keep_call(lifter, op, node)
+    attrs, constant = op.attrs, _constant_results(node, len(made))
+    op.flat = any(constant) and sum(constant) == sum(v.is_float for v in made)
+    if not op.flat:
+        made = [
+            lifter.emit_like("detach", value) if always else value
+            for value, always in zip(made, constant, strict=True)
+        ]
     if torch.Tag.pointwise in target.tags and torch.Tag.nondeterministic_seeded not in target.tags:
         attrs[POINTWISE] = True
     if several and len(made) == 1 and "torch" in attrs:
@@ -87,8 +94,9 @@ def _unknown(lifter: Lifter, node: fx.Node) -> Any:
     return made if several else made[0] if made else None
 
 
-def _without_derivative(node: fx.Node) -> bool:
-    """Whether autograd takes every floating result for a constant; it is asked on fake tensors."""
+def _constant_results(node: fx.Node, count: int) -> list[bool]:
+    """Which of an op's results are floating numbers that autograd takes for constants, as it does a
+    permutation; it is asked on fake tensors."""
 
     def asked(v: Any) -> Any:
         if isinstance(v, fx.Node):
@@ -103,10 +111,10 @@ def _without_derivative(node: fx.Node) -> bool:
         with torch.enable_grad():
             made = node.target(*asked(node.args), **{k: asked(v) for k, v in node.kwargs.items()})  # type: ignore[operator]
     except Exception:  # it will be told where the op runs
-        return False
-    results = made if isinstance(made, list | tuple) else [made]  # or nothing, of checks
-    floating = [t for t in results if isinstance(t, torch.Tensor) and t.is_floating_point()]
-    return bool(floating) and not any(t.requires_grad for t in floating)
+        return [False] * count
+    several = made if isinstance(made, list | tuple) else [made]  # or nothing, of checks
+    results = [t for t in several if isinstance(t, torch.Tensor)]
+    return [t.is_floating_point() and not t.requires_grad for t in results]
 
 
 _AS_IT_IS = frozenset("alias detach contiguous to type_as view_as lift_fresh detach_".split())
@@ -276,6 +284,7 @@ TABLE: dict[str, Lift] = {
     **PRODUCTS,
     **LOSSES,
     **NOISE,
+    **OF_REAL,
     "scaled_dot_product_attention": _attention,
     "layer_norm": _layer_norm,
     "rms_norm": _rms_norm,

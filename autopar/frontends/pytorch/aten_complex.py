@@ -88,9 +88,14 @@ def _same(call: Call) -> Value:
 
 
 def _polar(call: Call) -> Value:
-    like = call.lifter.emit_like
-    turned = (like(kind, call["angle"]) for kind in ("cos", "sin"))
-    return _pair(call.lifter, *(like("mul", call["abs"], t) for t in turned))
+    like, (length, angle) = call.lifter.emit_like, _spread(call, "abs", "angle")
+    turned = (like(kind, angle) for kind in ("cos", "sin"))
+    return _pair(call.lifter, *(like("mul", length, t) for t in turned))
+
+
+def _spread(call: Call, *names: str) -> list[Value]:
+    """Operands in the shape of the result."""
+    return [call.lifter.expand(call[name], call.made.shape[:-1]) for name in names]
 
 
 def _conjugate(call: Call) -> Value:
@@ -126,7 +131,7 @@ COMPLEX: dict[str, Lift] = {
             "detach resolve_conj"
         ).split()
     },
-    "complex": lambda call: _pair(call.lifter, call["real"], call["imag"]),
+    "complex": lambda call: _pair(call.lifter, *_spread(call, "real", "imag")),
     "polar": _polar,
     "conj": _conjugate,
     "_conj": _conjugate,

@@ -34,6 +34,26 @@ def _two(call: Call, kind: str, left: Any, right: Any) -> Value:
     return call.result(kind, right, other=left, scalar_first=True)
 
 
+def _logical(kind: str) -> Lift:
+    """Of truths, which numbers are where they are not zero."""
+
+    def lift(call: Call) -> Value:
+        both = [_truth(call, call[name]) for name in ("self", "other")]
+        holds = call.lifter.emit(kind, both, call.made.shape, "bool")
+        return call.lifter.as_dtype(holds, call.made.dtype)  # in place it may be another
+
+    return lift
+
+
+def _truth(call: Call, x: Value) -> Value:
+    return x if x.dtype == "bool" else call.lifter.emit("ne", [x], x.shape, "bool", other=0)
+
+
+def _logical_not(call: Call) -> Value:
+    holds = call.lifter.emit_like("not", _truth(call, call.x))
+    return call.lifter.as_dtype(holds, call.made.dtype)
+
+
 def _is_zero(call: Call, zero: Value, other: Value) -> bool:
     """Whether one number is added to another, as where a loss is added up from ``zeros(())``: a
     constant in a sum over the batch would count once for every microbatch."""
@@ -54,10 +74,11 @@ def _rsub(call: Call) -> Value:
 
 
 def _div(call: Call) -> Value:
-    kinds = {None: "div", "floor": "floor_divide"}
-    if call.get("rounding_mode") not in kinds:
+    kinds, rounding = {None: "div", "floor": "floor_divide"}, call.get("rounding_mode")
+    # Rounded, its gradient is zero, where that of ``//`` is an error.
+    if rounding not in kinds or (rounding and call.made.is_float):
         raise Unliftable
-    return _two(call, kinds[call.get("rounding_mode")], call["self"], call["other"])
+    return _two(call, kinds[rounding], call["self"], call["other"])
 
 
 # -- one operand ----------------------------------------------------------------------------------
@@ -242,9 +263,10 @@ ELEMENTWISE: dict[str, Lift] = {
     "rsub": _rsub,
     "div": _div,
     "true_divide": _binary("div"),
-    **{name: _binary("and") for name in ("logical_and", "bitwise_and", "__and__")},
-    **{name: _binary("or") for name in ("logical_or", "bitwise_or", "__or__")},
-    **{name: _binary("xor") for name in ("logical_xor", "bitwise_xor", "__xor__")},
+    **{name: _binary("and") for name in ("bitwise_and", "__and__")},
+    **{name: _binary("or") for name in ("bitwise_or", "__or__")},
+    **{name: _binary("xor") for name in ("bitwise_xor", "__xor__")},
+    **{f"logical_{name}": _logical(name) for name in ("and", "or", "xor")},
     **{
         name: _unary(name)
         for name in (
@@ -252,7 +274,8 @@ ELEMENTWISE: dict[str, Lift] = {
             "isinf isnan sign floor"
         ).split()
     },
-    **{name: _unary("not") for name in ("logical_not", "bitwise_not")},
+    "bitwise_not": _unary("not"),
+    "logical_not": _logical_not,
     "gelu": _unary("gelu", "approximate"),
     "leaky_relu": _unary("leaky_relu", "negative_slope"),
     "hardtanh": _unary("hardtanh", "min_val", "max_val"),
@@ -267,7 +290,7 @@ ELEMENTWISE: dict[str, Lift] = {
         name: lambda call: call.x
         for name in (
             "alias contiguous clone lift_fresh lift_fresh_copy lift resolve_conj resolve_neg "
-            "positive"
+            "positive real"
         ).split()
     },
     "detach": _detach,

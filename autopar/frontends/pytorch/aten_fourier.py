@@ -13,6 +13,8 @@ from autopar.frontends.pytorch.aten_call import Call, Lift
 from autopar.frontends.pytorch.ir import Value
 from autopar.frontends.pytorch.lifter import Lifter
 
+TO_REAL = ("irfft", "hfft")
+"""Of these the operand is complex and the result is not; a real one has no imaginary part."""
 _FUNCTIONS = ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft")
 
 
@@ -30,6 +32,11 @@ def _resized(lifter: Lifter, x: Value, sizes: dict[int, int]) -> Value:
     return x
 
 
+def _without_imaginary(lifter: Lifter, x: Value) -> Value:
+    pair = [x, lifter.full(x.shape, 0.0, x.dtype)]
+    return lifter.emit("stack", pair, (*x.shape, 2), x.dtype, dim=len(x.shape))
+
+
 def _transform(function: str) -> Lift:
     def lift(call: Call) -> Value:
         x, given = call.x, call.node.args[0]
@@ -40,12 +47,15 @@ def _transform(function: str) -> Lift:
         if dims is None:  # the last ones that sizes are given for, or all
             dims = range(held.dim() - len(sizes) if sizes is not None else 0, held.dim())
         dims = tuple(d % held.dim() for d in ((dims,) if isinstance(dims, int) else dims))
-        if sizes is not None and function[:5] not in ("irfft", "hfft", "hfft2", "hfftn"):
+        pairs = held.is_complex()
+        if not pairs and function.startswith(TO_REAL):
+            x, pairs = _without_imaginary(call.lifter, x), True
+        if sizes is not None and not function.startswith(TO_REAL):
             x, sizes = _resized(call.lifter, x, dict(zip(dims, sizes, strict=True))), None
         return call.result(
             "torch::fft", x, transform=function, dims=dims,
             sizes=None if sizes is None else tuple(sizes), norm=call["norm"],
-            pairs=held.is_complex(),
+            pairs=pairs,
         )  # fmt: skip
 
     return lift
@@ -72,3 +82,7 @@ FOURIER: dict[str, Lift] = {
         for dims in ("", "2", "n")
     },
 }
+OF_REAL: dict[str, Lift] = {
+    name: lift for name, lift in FOURIER.items() if name.removeprefix("fft_").startswith(TO_REAL)
+}
+"""Transforms that may meet no complex number."""

@@ -62,29 +62,49 @@ def _bernoulli(call: Call) -> Value:
 
 
 def _normal(call: Call) -> Value:
-    """In place or of a size with two numbers; else mean or deviation are tensors."""
+    """In place or of a size with two numbers; else mean or deviation are tensors, to which no
+    gradient flows."""
     mean, deviation = call["mean"], call["std"]
     if not isinstance(mean, Value) and not isinstance(deviation, Value):
         return _drawn(call.lifter, call.made, "normal", *_numbers(mean, deviation))
     x = _drawn(call.lifter, call.made, "normal", 0.0, 1.0)
     for kind, value in (("mul", deviation), ("add", mean)):
         if isinstance(value, Value):
-            x = call.result(kind, x, value)
+            x = call.result(kind, x, call.lifter.emit_like("detach", value))
         else:
             x = call.result(kind, x, other=float(value))
     return x
 
 
-def _dropout(features: bool) -> Lift:
-    """``features``: whole features of ``x [b, c, *s]`` are dropped, one number for each."""
+def _dropout(features: bool = False, alpha: bool = False) -> Lift:
+    """``features``: whole features of ``x [b, c, *s]`` are dropped, one number for each; ``alpha``:
+    what is dropped gets the least value of SELU, and mean and variance stay."""
 
     def lift(call: Call) -> Value:
         if not call["train"] or call["p"] == 0:
             return call.x
         whole = {"features": True} if features and len(call.x.shape) > 2 else {}
-        return call.lifter.emit_like("dropout", call.x, p=float(call["p"]), **whole)
+        shifted = {"alpha": True} if alpha else {}
+        return call.lifter.emit_like("dropout", call.x, p=float(call["p"]), **whole, **shifted)
 
     return lift
+
+
+def _random_leaky(call: Call) -> Value:
+    """``rrelu``: the slope below zero is drawn for every element; their mean in evaluation."""
+    x, low, high = call.x, float(call["lower"]), float(call["upper"])
+    if not call["training"]:
+        return call.result("leaky_relu", x, negative_slope=(low + high) / 2)
+    slope = _drawn(call.lifter, x, "uniform", low, high)
+    below = call.lifter.emit("le", [x], x.shape, "bool", other=0.0)
+    sloping = call.lifter.emit_like("mul", x, slope)
+    return call.lifter.emit("where", [below, sloping, x], x.shape, x.dtype)
+
+
+def _log_normal(call: Call) -> Value:
+    made = call.made
+    given = _numbers(call["mean"], call["std"])
+    return call.lifter.emit_like("exp", _drawn(call.lifter, made, "normal", *given))
 
 
 NOISE: dict[str, Lift] = {
@@ -95,6 +115,10 @@ NOISE: dict[str, Lift] = {
     "exponential": _filled("exponential", "lambd"),
     "normal": _normal,
     "bernoulli": _bernoulli,
-    "dropout": _dropout(False),
-    "feature_dropout": _dropout(True),
+    "dropout": _dropout(),
+    "feature_dropout": _dropout(features=True),
+    "alpha_dropout": _dropout(alpha=True),
+    "feature_alpha_dropout": _dropout(features=True, alpha=True),
+    "rrelu": _random_leaky,
+    "log_normal": _log_normal,
 }

@@ -261,12 +261,19 @@ def _triangle(find: Callable[..., torch.Tensor]) -> Lift:
 
 _RESHAPES = (
     "view reshape _unsafe_view view_as reshape_as flatten unflatten squeeze unsqueeze "
-    "_reshape_alias atleast_2d"
+    "_reshape_alias"
 )
+
+
+def _at_least(call: Call) -> Value:
+    if not isinstance(call.x, Value):
+        raise Unliftable  # several tensors
+    return call.lifter.reshape(call.x, call.made.shape)
 
 
 SHAPES: dict[str, Lift] = {
     "as_strided": as_strided,
+    **{f"atleast_{n}d": _at_least for n in (1, 2, 3)},
     **{name: _reshape for name in _RESHAPES.split()},
     "permute": _permute,
     **{name: _swap for name in ("transpose", "t", "numpy_T", "mT", "swapaxes", "swapdims")},

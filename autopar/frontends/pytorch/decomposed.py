@@ -1,8 +1,8 @@
 """An op without a rule as the ops that PyTorch itself makes of it.
 
 PyTorch breaks composite ops up in its dispatcher, and keeps a table of decompositions for the
-others (`torch._decomp`). Either is traced on the fakes of the op at hand, and its ops are lifted in
-the place of the one.
+others (`torch._decomp`); `own_forms` has what both lack. Any is traced on the fakes of the op at
+hand, and its ops are lifted in the place of the one.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from autopar.frontends.pytorch.lifter import is_inplace, viewed
+from autopar.frontends.pytorch.own_forms import own_form, without_copy
 from autopar.rules.registry import registered_kinds
 from autopar.rules.table import TABLE
 from autopar.torch_private.modes import without_modes
@@ -34,13 +35,15 @@ if TYPE_CHECKING:
 def parts_of(target: OpOverload, args: Any, kwargs: Any) -> fx.Graph | None:
     """The ops that ``target`` is made of, called on fakes; placeholders are its tensors in order.
 
-    None where a rule is known for it as it is, where PyTorch has no other form of it, and where
-    that form writes into tensors or needs their values.
+    None where a rule is known for it as it is, where there is no other form of it, and where that
+    form writes into tensors or needs their values.
     """
     target = _returning(target)
-    if f"{target.namespace}::{op_name(target)}" in {*TABLE, *registered_kinds()}:
+    kind = f"{target.namespace}::{op_name(target)}"
+    if kind in registered_kinds():
         return None
-    form = _form(target)
+    own = own_form(target, args, kwargs)
+    form = own or (None if kind in TABLE else _form(target))
     if form is None:
         return None
     tensors = list(_tensors((args, kwargs)))
@@ -59,20 +62,24 @@ def parts_of(target: OpOverload, args: Any, kwargs: Any) -> fx.Graph | None:
 
     try:
         with without_modes():
-            made = make_fx(run)(*tensors)
+            # Composite ops of a form that is ours have rules as they are.
+            made = make_fx(run, pre_dispatch=own is not None)(*tensors)
     except Exception:  # PyTorch's own code, on tensors without values
         return None
     nodes = [n for n in made.graph.nodes if n.op not in ("placeholder", "output")]
     for node in nodes:
-        node.target = _without_copy(node.target)
+        node.target = without_copy(node.target)
     plain = all(
         n.op == "call_function"
         and not (is_inplace(n.target) and not _is_fresh(n.args[0]))
-        and (n.target is operator.getitem or isinstance(n.target, OpOverload))
+        and (_is_part(n) or isinstance(n.target, OpOverload))
         and getattr(n.target, "namespace", "aten") == "aten"
-        and n.target is not target
+        and (own is not None or n.target is not target)
         for n in nodes
     )
+    (results,) = made.graph.output_node().args
+    several = results if isinstance(results, list | tuple) else [results]
+    plain = plain and all(isinstance(n, fx.Node) for n in several)  # and no lists among them
     return made.graph if plain and nodes else None
 
 
@@ -106,6 +113,11 @@ def _returning(target: OpOverload) -> OpOverload:
     return plain
 
 
+def _is_part(node: fx.Node) -> bool:
+    """Whether it is one of an op's several results."""
+    return node.target is operator.getitem and isinstance(node.args[0], fx.Node)
+
+
 def _is_fresh(node: Any) -> bool:
     """Whether an op before made the memory that ``node`` is written into."""
     return isinstance(node, fx.Node) and node.op == "call_function" and viewed(node) is None
@@ -119,15 +131,6 @@ def _form(target: OpOverload) -> Callable[..., Any] | None:
     table = decompositions()  # a mapping whose get() knows less than its []
     form: Callable[..., Any] | None = table[target] if target in table else None
     return form
-
-
-def _without_copy(target: Any) -> Any:
-    """``diagonal`` for ``diagonal_copy``: decompositions copy what the op itself need not."""
-    name = op_name(target)
-    packet = getattr(torch.ops.aten, name.removesuffix("_copy"), None)
-    if not name.endswith("_copy") or name.startswith("_") or packet is None:
-        return target
-    return getattr(packet, overload_name(target), target)
 
 
 def _tensors(value: Any) -> Iterable[torch.Tensor]:

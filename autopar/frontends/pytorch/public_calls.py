@@ -67,6 +67,8 @@ def _public(original: Mapping[str, Any]) -> dict[str, Any] | None:
         leading = leading and not argument.kwarg_only
         if leading and _has_tensor(value):
             tensors.append(value)
+        elif argument.name == "self":
+            return None  # behind a number, and called otherwise there
         elif not argument.has_default_value() or not _equal(value, argument.default_value):
             settings[argument.name] = _setting(argument, value)
     return {"function": function, "args": tensors, "settings": settings}

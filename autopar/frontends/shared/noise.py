@@ -34,14 +34,16 @@ def stand_in(
     raise ValueError(f"no distribution {distribution!r}")
 
 
-def dropout_factor(p: float, features: bool = False) -> float:
+def dropout_factor(p: float, features: bool = False, alpha: bool = False) -> float:
     """What stands in for dropping a share ``p``: one number that everything is multiplied with.
 
     The root mean square of what dropout multiplies with, 0 or ``1 / (1 - p)``: neither one, so that
     a dropout which is left out shows, nor the scale of what is kept, nor its own square. Where
-    whole ``features`` are dropped, the third power's mean stands there, to tell one from the other.
+    whole ``features`` are dropped, the third power's mean stands there, to tell one from the other,
+    and of alpha dropout, which shifts what it keeps, the root of either.
     """
     if not 0 < p < 1:
         return 1.0 if not p else 0.0
     kept = 1 - float(p)
-    return float(kept ** (-2 / 3 if features else -1 / 2))
+    power = -2 / 3 if features else -1 / 2
+    return float(kept ** (power / 2 if alpha else power))

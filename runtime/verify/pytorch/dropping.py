@@ -57,7 +57,7 @@ def _plain(name: str, args: Arguments, kwargs: Named) -> Any:
         return x
     # a row of one dim is a feature of one number, but `F.dropout1d` takes x [c, l] for one sample
     features = name in _FEATURES and (x.dim() > 2 or name == "dropout1d")
-    share = _factor(_argument(args, kwargs, 1, "p", 0.5), features)
+    share = _factor(_argument(args, kwargs, 1, "p", 0.5), features, "alpha" in name)
     # A tensor is kept for backward, as a mask is: a block that runs again runs as far as there.
     factor = torch.full((), share, dtype=x.dtype, device=x.device)
     if name.endswith("_") or _argument(args, kwargs, 3, "inplace", False):
@@ -65,8 +65,8 @@ def _plain(name: str, args: Arguments, kwargs: Named) -> Any:
     return x * factor
 
 
-def _factor(p: float, features: bool = False) -> float:
-    return dropout_factor(p, features) if _drops.get() else 1.0
+def _factor(p: float, features: bool = False, alpha: bool = False) -> float:
+    return dropout_factor(p, features, alpha) if _drops.get() else 1.0
 
 
 def _native(func: Any, args: Arguments, kwargs: Named) -> Any:

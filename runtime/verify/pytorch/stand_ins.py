@@ -6,6 +6,7 @@ program get the same stand-ins (`autopar.frontends.shared.noise`), by the same c
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from typing import Any
@@ -89,6 +90,31 @@ def _normal(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     return made.fill_(stand_in("normal", mean, deviation))
 
 
+def _log_normal_(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    given = {
+        "mean": 1.0,
+        "std": 2.0,
+        **dict(zip(("mean", "std"), args[1:], strict=False)),
+        **kwargs,
+    }
+    filled: Tensor = args[0].fill_(math.exp(stand_in("normal", given["mean"], given["std"])))
+    return filled
+
+
+def _rrelu(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """``rrelu(x, lower, upper, training)``: one slope for all."""
+    names = ("input", "lower", "upper", "training", "inplace")
+    given = dict(zip(names, args, strict=False)) | kwargs
+    low, high = given.get("lower", 1 / 8), given.get("upper", 1 / 3)
+    if not given.get("training", False):
+        made: Tensor = func(*args, **kwargs)
+        return made
+    slope = stand_in("uniform", low, high, above=above.get())
+    function = F.leaky_relu_ if given.get("inplace") or func.__name__ == "rrelu_" else F.leaky_relu
+    sloping: Tensor = function(given["input"], slope)
+    return sloping
+
+
 def _gumbel_softmax(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Its noise, the logarithm of an exponential number, is the logarithm of one."""
     given = dict(zip(("logits", "tau", "hard", "eps", "dim"), args, strict=False)) | kwargs
@@ -106,4 +132,6 @@ _SPECIAL: Mapping[str, Callable[[Any, tuple[Any, ...], dict[str, Any]], Tensor]]
     "bernoulli_": _bernoulli_,
     "normal": _normal,
     "gumbel_softmax": _gumbel_softmax,
+    "log_normal_": _log_normal_,
+    **dict.fromkeys(("rrelu", "rrelu_"), _rrelu),
 }
