@@ -35,6 +35,21 @@ def schema_of(target: Any) -> Any:
     return getattr(target, "_schema", None)
 
 
+def returning(target: Any) -> Any:
+    """``target``, or of an op that writes into an operand the one that takes the same and returns
+    what it writes; None where there is none."""
+    if not target._schema.is_mutable:
+        return target
+    packet = getattr(getattr(torch.ops, target.namespace), op_name(target).removesuffix("_"), None)
+    names = [] if packet is None else packet.overloads()
+    taken = [str(a.type) for a in target._schema.arguments]
+    for overload in (getattr(packet, name) for name in names):
+        same = [str(a.type) for a in overload._schema.arguments] == taken
+        if same and not overload._schema.is_mutable:
+            return overload
+    return None
+
+
 def breaks_itself_up(target: OpOverload) -> bool:
     """Whether the dispatcher has other ops for it wherever gradients are asked."""
     overload = overload_name(target)

@@ -27,7 +27,7 @@ MENDED = (
 )
 
 
-OF_INTEGERS = "logical_and logical_or logical_xor logical_not".split()
+OF_INTEGERS = "logical_and logical_or logical_xor logical_not masked.logsumexp fft.irfft2".split()
 CASES = [(name, torch.float32) for name in MENDED] + [(name, torch.int64) for name in OF_INTEGERS]
 
 

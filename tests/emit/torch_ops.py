@@ -216,6 +216,9 @@ def outcomes(
         except UserError as error:
             yield Outcome(name, number, "", "no plan", str(error))
             continue
+        except Exception as error:  # what this is for
+            yield Outcome(name, number, "", "WRONG", _crash(error))
+            continue
         for mesh, seed in stages:
             made = _checked(captured, mesh, seed, model, batch)
             yield Outcome(name, number, f"{mesh} {seed}", *made)
@@ -261,9 +264,13 @@ def _checked(
     except AssertionError as error:
         return "WRONG", str(error)
     except Exception as error:  # what this is for
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        return "WRONG", f"{type(error).__name__} at {last.filename}:{last.lineno}: {error}"
+        return "WRONG", _crash(error)
     return "right", ""
+
+
+def _crash(error: Exception) -> str:
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__} at {last.filename}:{last.lineno}: {error}"
 
 
 def _tensors(sample: Any) -> list[Tensor]:

@@ -29,7 +29,7 @@ from autopar.frontends.pytorch.lifter import Lifter
 from autopar.frontends.pytorch.original_calls import bound, original_call
 from autopar.nouns.graph import freeze
 from autopar.rules.torch_calls import POINTWISE
-from autopar.torch_private.ops import op_name
+from autopar.torch_private.ops import op_name, returning, schema_of
 
 
 def lift_call(lifter: Lifter, node: fx.Node) -> Any:
@@ -63,7 +63,8 @@ def _keep_call(lifter: Lifter, made: ir.Node, node: fx.Node) -> None:
 def _unknown(lifter: Lifter, node: fx.Node) -> Any:
     """An op without a kind: what PyTorch makes it of, where no rule is known for it as it is; else
     named after itself, to be ruled by the user or refused by the plan."""
-    target: Any = node.target
+    # A program writes into nothing: who walks the trace does the write.
+    target: Any = returning(node.target) or node.target
     # What PyTorch makes of an op may divide by a size, which rows that a mask chooses have not.
     alone = not lifter.chosen.reach(node)
     nodes: list[fx.Node] = []  # as often as the call has them
@@ -71,7 +72,10 @@ def _unknown(lifter: Lifter, node: fx.Node) -> Any:
     operands = [lifter.read(n) for n in nodes]
     fakes: Any = fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
     if alone and (graph := parts_of(target, *fakes)) is not None:
-        return lift_parts(lifter, graph, operands, lifter.lifted)
+        result = lift_parts(lifter, graph, operands, lifter.lifted)
+        if target is node.target or not isinstance(result, ir.Value):
+            return result
+        return lifter.as_dtype(result, ir.like(node.meta["val"]).dtype)  # of what is written into
     meta = node.meta.get("val")
     several = isinstance(meta, list | tuple)
     metas: list[Any] = list(meta) if isinstance(meta, list | tuple) else [meta]
@@ -80,21 +84,22 @@ def _unknown(lifter: Lifter, node: fx.Node) -> Any:
     made = lifter.emit_many(kind, operands, outputs)
     op = lifter.nodes[-1]
     _keep_call(lifter, op, node)
-    attrs, constant = op.attrs, _constant_results(node, len(made))
+    attrs, constant = op.attrs, _constant_results(target, node, len(made))
     op.flat = any(constant) and sum(constant) == sum(v.is_float for v in made)
     if not op.flat:
         made = [
             lifter.emit_like("detach", value) if always else value
             for value, always in zip(made, constant, strict=True)
         ]
-    if torch.Tag.pointwise in target.tags and torch.Tag.nondeterministic_seeded not in target.tags:
+    known = not schema_of(target).is_mutable and torch.Tag.pointwise in target.tags
+    if known and torch.Tag.nondeterministic_seeded not in target.tags:
         attrs[POINTWISE] = True
     if several and len(made) == 1 and "torch" in attrs:
         attrs["torch"] = freeze({**attrs["torch"], "listed": True})
     return made if several else made[0] if made else None
 
 
-def _constant_results(node: fx.Node, count: int) -> list[bool]:
+def _constant_results(target: Any, node: fx.Node, count: int) -> list[bool]:
     """Which of an op's results are floating numbers that autograd takes for constants, as it does a
     permutation; it is asked on fake tensors."""
 
@@ -109,7 +114,7 @@ def _constant_results(node: fx.Node, count: int) -> list[bool]:
 
     try:
         with torch.enable_grad():
-            made = node.target(*asked(node.args), **{k: asked(v) for k, v in node.kwargs.items()})  # type: ignore[operator]
+            made = target(*asked(node.args), **{k: asked(v) for k, v in node.kwargs.items()})
     except Exception:  # it will be told where the op runs
         return [False] * count
     several = made if isinstance(made, list | tuple) else [made]  # or nothing, of checks

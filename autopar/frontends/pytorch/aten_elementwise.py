@@ -6,7 +6,9 @@ from typing import Any
 
 from autopar.frontends.pytorch import ir
 from autopar.frontends.pytorch.aten_call import Call, Lift, Unliftable
+from autopar.frontends.pytorch.errors import UnsupportedOpError
 from autopar.frontends.pytorch.ir import Value
+from autopar.torch_private.ops import op_name
 
 # -- two operands ---------------------------------------------------------------------------------
 
@@ -34,10 +36,29 @@ def _two(call: Call, kind: str, left: Any, right: Any) -> Value:
     return call.result(kind, right, other=left, scalar_first=True)
 
 
+def _comparison(kind: str) -> Lift:
+    """What holds and what does not; ones and zeros of another dtype where that is written in
+    place."""
+
+    def lift(call: Call) -> Value:
+        if call.made.dtype == "bool":
+            return _two(call, kind, call["self"], call["other"])
+        left, right = call["self"], call["other"]
+        shape, emit = call.made.shape, call.lifter.emit
+        if isinstance(right, Value):
+            holds = emit(kind, [left, right], shape, "bool")
+        else:
+            holds = emit(kind, [left], shape, "bool", other=right)
+        return call.lifter.as_dtype(holds, call.made.dtype)
+
+    return lift
+
+
 def _logical(kind: str) -> Lift:
     """Of truths, which numbers are where they are not zero."""
 
     def lift(call: Call) -> Value:
+        _check_dtype(call)
         both = [_truth(call, call[name]) for name in ("self", "other")]
         holds = call.lifter.emit(kind, both, call.made.shape, "bool")
         return call.lifter.as_dtype(holds, call.made.dtype)  # in place it may be another
@@ -45,11 +66,22 @@ def _logical(kind: str) -> Lift:
     return lift
 
 
+def _check_dtype(call: Call) -> None:
+    """Raises `UnsupportedOpError` where truths are written in place into floats."""
+    if call.made.is_float:
+        name = op_name(call.node.target).removesuffix("_")
+        raise UnsupportedOpError(
+            f"{call.lifter.source}: {name}_ writes what holds into a tensor of floats, of which "
+            f"autograd takes no notice: write x = torch.{name}(x, ...), or compare x != 0"
+        )
+
+
 def _truth(call: Call, x: Value) -> Value:
     return x if x.dtype == "bool" else call.lifter.emit("ne", [x], x.shape, "bool", other=0)
 
 
 def _logical_not(call: Call) -> Value:
+    _check_dtype(call)
     holds = call.lifter.emit_like("not", _truth(call, call.x))
     return call.lifter.as_dtype(holds, call.made.dtype)
 
@@ -196,9 +228,12 @@ def _extremum(kind: str) -> Lift:
             return call.result(kind, x, dims=_dims(x, None), keepdim=False)
         values, places = call.several
         dim, keep = call.dim, call["keepdim"]
+        if x.dtype == "bool":  # places are asked of numbers alone
+            top, place = lift(call.but(self=call.lifter.as_dtype(x, "int64")))
+            return [call.lifter.as_dtype(top, "bool"), place]
         if kind == "amin":
             x = call.lifter.emit_like("neg", x)
-        top = emit("amax", [x], values.shape, values.dtype, dims=(dim,), keepdim=keep)
+        top = emit("amax", [x], values.shape, x.dtype, dims=(dim,), keepdim=keep)
         place = emit("argmax", [x], places.shape, places.dtype, dim=dim, keepdim=keep)
         if kind == "amin":
             top = call.lifter.emit_like("neg", top)
@@ -242,7 +277,8 @@ def _summed(call: Call, kind: str, x: Value, **attrs: Any) -> Value:
 
 def _logsumexp(call: Call) -> Value:
     """``m + log(sum(exp(x - m)))`` with the maximum as a constant."""
-    x, lifter = call.x, call.lifter
+    lifter = call.lifter
+    x = lifter.as_dtype(call.x, call.made.dtype)  # of integers, too
     dims = _dims(x, call["dim"])
     kept = thin(x.shape, dims)
     top = lifter.emit("amax", [x], kept, x.dtype, dims=dims, keepdim=True)
@@ -256,10 +292,9 @@ def _logsumexp(call: Call) -> Value:
 ELEMENTWISE: dict[str, Lift] = {
     **{
         name: _binary(name)
-        for name in (
-            "add sub mul pow maximum minimum eq ne lt le gt ge remainder floor_divide"
-        ).split()
+        for name in ("add sub mul pow maximum minimum remainder floor_divide").split()
     },
+    **{name: _comparison(name) for name in "eq ne lt le gt ge".split()},
     "rsub": _rsub,
     "div": _div,
     "true_divide": _binary("div"),

@@ -49,7 +49,10 @@ def _transform(function: str) -> Lift:
         dims = tuple(d % held.dim() for d in ((dims,) if isinstance(dims, int) else dims))
         pairs = held.is_complex()
         if not pairs and function.startswith(TO_REAL):
-            x, pairs = _without_imaginary(call.lifter, x), True
+            x, pairs = (
+                _without_imaginary(call.lifter, call.lifter.as_dtype(x, call.made.dtype)),
+                True,
+            )
         if sizes is not None and not function.startswith(TO_REAL):
             x, sizes = _resized(call.lifter, x, dict(zip(dims, sizes, strict=True))), None
         return call.result(

@@ -25,7 +25,6 @@ from autopar.torch_private.ops import (
     breaks_itself_up,
     decompositions,
     op_name,
-    overload_name,
 )
 
 if TYPE_CHECKING:
@@ -38,7 +37,6 @@ def parts_of(target: OpOverload, args: Any, kwargs: Any) -> fx.Graph | None:
     None where a rule is known for it as it is, where there is no other form of it, and where that
     form writes into tensors or needs their values.
     """
-    target = _returning(target)
     kind = f"{target.namespace}::{op_name(target)}"
     if kind in registered_kinds():
         return None
@@ -102,15 +100,6 @@ def lift_parts(
             if is_inplace(node.target):
                 lifter.env[node.args[0]] = lifter.env[node]
     raise AssertionError("an fx graph ends in its output")
-
-
-def _returning(target: OpOverload) -> OpOverload:
-    """Of an op in place the one that gives a new tensor: whoever walks the trace does the write."""
-    if not is_inplace(target):
-        return target
-    packet = getattr(torch.ops.aten, op_name(target)[:-1], None)
-    plain: OpOverload = getattr(packet, overload_name(target), target)
-    return plain
 
 
 def _is_part(node: fx.Node) -> bool:

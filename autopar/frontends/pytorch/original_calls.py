@@ -10,7 +10,7 @@ from torch import fx
 from autopar.frontends.pytorch.ir import Value
 from autopar.frontends.pytorch.lifter import Lifter
 from autopar.nouns.graph import freeze
-from autopar.torch_private.ops import op_name, overload_name, schema_of
+from autopar.torch_private.ops import returning, schema_of
 
 
 def bound(lifter: Lifter, node: fx.Node) -> dict[str, Any]:
@@ -43,7 +43,7 @@ def original_call(lifter: Lifter, node: fx.Node, inputs: list[Value]) -> Any:
     A program calls it on values that others read, so of a call in place it is the form that returns
     a new tensor; None where torch has none.
     """
-    target = _returning(node.target)
+    target = returning(node.target)
     if target is None:
         return None
     places: dict[Value, int] = {}
@@ -73,13 +73,3 @@ def original_call(lifter: Lifter, node: fx.Node, inputs: list[Value]) -> Any:
         "kwargs": {k: plain(v) for k, v in node.kwargs.items() if k not in skipped},
     }
     return None if strange else freeze(data)
-
-
-def _returning(target: Any) -> Any:
-    """``target``, or of an op that writes into an operand the one that returns what it writes."""
-    if not schema_of(target).is_mutable:
-        return target
-    name = op_name(target).removesuffix("_")
-    packet = getattr(getattr(torch.ops, target.namespace), name, None)
-    overload = getattr(packet, overload_name(target), None)
-    return None if overload is None or schema_of(overload).is_mutable else overload
