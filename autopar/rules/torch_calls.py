@@ -340,7 +340,6 @@ TORCH_CALLS: Mapping[str, Rule | RuleMaker] = {
     "aten::prod": _over(1, (0,), (0,)),
     "aten::median": _over(1, (), (1,)),
     "aten::nanmedian": _over(1, (), (1,)),
-    "aten::kthvalue": _over(2, (), (1,), -1),
     "aten::mode": _over(1, (), (1,), -1),
     "aten::std_mean": _over(1, (0,), (0,)),
     "aten::aminmax": _over(1, (0,), (0, 1)),

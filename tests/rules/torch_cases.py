@@ -106,8 +106,6 @@ def _over(d: Draw, kind: str) -> Made:
         dims = list(d.dims(shape))
         shape = tuple(max(n, 2) if i in dims else n for i, n in enumerate(shape))
         return (d.real(*shape),), _call("%0", dims, correction=d.of(0, 1), keepdim=d.flag())
-    if kind == "aten::kthvalue":
-        return (x,), _call("%0", d.of(1, shape[dim]), dim, d.flag())
     if kind == "aten::aminmax":
         return (x,), _call("%0", dim=d.of(dim, None), keepdim=d.flag())
     if kind == "aten::prod" and d.flag():
@@ -253,10 +251,7 @@ TORCH_CASES = {
     "aten::scatter_add": _scatter_add,
     "aten::scatter_reduce": _scatter_reduce,
     **{f"aten::grid_sampler_{n}d": _sampled for n in (2, 3)},
-    **{
-        f"aten::{name}": _over
-        for name in "prod median nanmedian kthvalue mode std_mean aminmax".split()
-    },
+    **{f"aten::{name}": _over for name in "prod median nanmedian mode std_mean aminmax".split()},
     **{f"aten::max_pool{n}d_with_indices": _largest for n in (2, 3)},
     **{f"aten::fractional_max_pool{n}d": _largest for n in (2, 3)},
     **{f"aten::_upsample_{name}_aa": _resized for name in ("bilinear2d", "bicubic2d")},
