@@ -168,7 +168,8 @@ KINDS: Mapping[str, str] = MappingProxyType(
         # reductions
         "sum": "x; dims, keepdim",
         "mean": "x; dims, keepdim",
-        "amax": "x; dims, keepdim",
+        "amax": "x; dims, keepdim, one? (of equal numbers one has the gradient, as of torch.max "
+        "over a dim; else they share it)",
         "amin": "x; dims, keepdim",
         "any": "x; dims, keepdim",
         "all": "x; dims, keepdim",

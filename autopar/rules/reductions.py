@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from autopar.nouns.graph import Op, Tensor
+from autopar.nouns.graph import DTYPE_BYTES, Op, Tensor
 from autopar.rules.implementations.table import GLOBAL_COUNT
+from autopar.rules.kept import Kept
 from autopar.rules.notation import Implemented, Rule, RuleMaker
 from autopar.rules.terms import dims_of, letters, one_to_one, text
 
@@ -35,9 +36,14 @@ def _mean(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> 
 
 
 def _largest(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
-    return Rule(
-        _reduced(op, operands, results, "!"), saves=(0,), saves_results=(0,), cost="reduction"
-    )
+    """Those that share the gradient are found again; of one alone its place is kept."""
+    written = _reduced(op, operands, results, "!")
+    if not op.attrs.get("one"):
+        return Rule(written, saves=(0,), saves_results=(0,), cost="reduction")
+    rank = len(operands[0].shape)
+    dims = dims_of(op, "dims", rank)
+    left = tuple(n for i, n in enumerate(letters(rank)) if i not in dims)
+    return Rule(written, keeps=(Kept(left, DTYPE_BYTES["int64"]),), cost="reduction")
 
 
 def _flat(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:

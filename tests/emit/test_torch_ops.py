@@ -6,7 +6,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.emit.torch_ops import STAGES, outcomes
+from tests.emit.as_models import STAGES
+from tests.emit.torch_ops import outcomes
 
 MENDED = (
     *"logical_and logical_or logical_xor logical_not complex polar real".split(),

@@ -1,54 +1,29 @@
-"""Every op of PyTorch's own test database as a small model, under stages that are drawn.
+"""Every op of PyTorch's own test database as a model (`as_models`), with two samples of what it is
+called with there.
 
     python -m tests.emit.torch_ops [--only NAME]... [--part 0/2] [--dtype float32] [--in-place]
-
-The first dim of an op's first tensor is the batch, and so is the first one of every other tensor
-that is as long; what is left are parameters or buffers. Numbers are scaled by a parameter, so its
-gradient is wrong where any other one is. Of two samples an op, captured once, a line for each of
-five stages of simulated ranks: right; WRONG; no plan, with what it says; not run, where the op
-itself does not take a batch or has no derivative.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-import traceback
 import unittest
 import warnings
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache, partial
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from autopar.frontends.pytorch.capture import capture
-from autopar.frontends.shared.captured import Captured
-from autopar.nouns.axes import SAMPLES
-from autopar.nouns.errors import UserError
 from autopar.nouns.mesh import Mesh
-from autopar.nouns.workload import Workload
-from autopar.rules.batch import batch_flow
-from autopar.rules.registry import bind
-from autopar.rules.strategies import choices
-from tests.emit.harness import check, emitted
-from tests.emit.random_stage import random_stage
+from tests.emit.as_models import RANKS, STAGES, Outcome, report, tried, workload_of
 
-EXTENT = 4
-"""What the database calls S, as many as there are ranks; its M is twice that, its L three times."""
-STAGES = (
-    (Mesh(("dp_replicate", "tp"), (2, 2)), 0),
-    (Mesh(("dp_replicate",), (4,)), 0),
-    (Mesh(("tp",), (4,)), 0),
-    (Mesh(("dp_replicate", "tp"), (2, 2)), 1),
-    (Mesh(("tp",), (4,)), 1),
-)
-"""Meshes, and what a stage there is drawn by."""
+EXTENT = RANKS
+"""What the database calls S; its M is twice that, its L three times."""
 UNDEFINED = {
     "empty_like": "what lies in memory that nobody has written",
     "new_empty": "the same",
@@ -60,15 +35,6 @@ UNDEFINED = {
 """Ops whose results are not the same twice."""
 _ALONE = ("conv", "linear", "bilinear", "prelu", "embedding")
 """Functions of which no tensor but the first has samples."""
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    name: str
-    sample: int
-    stage: str
-    outcome: str
-    why: str = ""
 
 
 @cache
@@ -114,11 +80,11 @@ def samples(name: str, dtype: torch.dtype = torch.float32) -> list[Any]:
             dense = all(t.layout == torch.strided for t in tensors)
             if dense and tensors and tensors[0].dim() and tensors[0].numel():
                 made.setdefault(str(_plain(sample)), sample)
-    found = sorted(
+    ordered = sorted(
         made.values(),
         key=lambda s: (-min(_tensors(s)[0].dim(), 3), -len(s.args) - len(s.kwargs)),
     )
-    return [found[0], found[len(found) // 2]] if len(found) > 2 else found
+    return [ordered[0], ordered[len(ordered) // 2]] if len(ordered) > 2 else ordered
 
 
 def _until_it_fails(made: Iterable[Any]) -> Iterator[Any]:
@@ -131,146 +97,24 @@ def _until_it_fails(made: Iterable[Any]) -> Iterator[Any]:
             return
 
 
-def workload(name: str, sample: Any, in_place: bool = False) -> Workload:
-    op = _in_place(database()[name]) if in_place else database()[name].op
-    first = _OpModel(op, name, sample)
-    names = list(first.entries)
-    given, passed = ", ".join(names), ", ".join(f"{n}={n}" for n in names)
-    scope: dict[str, Any] = {}
-    exec(f"def forward(self, {given}):\n    return self.run(dict({passed}))", scope)
-    model = type("OpModel", (_OpModel,), {"forward": scope["forward"]})
-    return Workload(
-        model=partial(model, op, name, sample),
-        batch=lambda: {key: value.clone() for key, value in first.entries.items()},
-    )
-
-
-def _in_place(op: Any) -> Any:
-    return lambda first, *args, **kwargs: op.inplace_variant(first.clone(), *args, **kwargs)
-
-
-class _OpModel(nn.Module):
-    """``entries`` are the batch; ``leaves`` says where each argument comes from."""
-
-    def __init__(self, op: Any, name: str, sample: Any) -> None:
-        super().__init__()
-        self.op = op
-        self.scale = nn.Parameter(torch.ones(1))
-        leaves, tree = pytree.tree_flatten((sample.input, sample.args, sample.kwargs))
-        self.arguments = lambda leaves: pytree.tree_unflatten(leaves, tree)
-        count = next(t for t in leaves if isinstance(t, Tensor)).shape[0]
-        alone = name.removeprefix("nn.functional.").startswith(_ALONE)
-        self.entries: dict[str, Tensor] = {}
-        self.leaves: list[tuple[str, Any]] = []
-        for place, leaf in enumerate(leaves):
-            if not isinstance(leaf, Tensor):
-                self.leaves.append(("constant", leaf))
-            elif leaf.dim() and leaf.shape[0] == count and not (alone and self.entries):
-                self.entries[f"x{place}"] = _enough(leaf.detach())
-                self.leaves.append(("entry", f"x{place}"))
-            else:
-                self._hold(f"held{place}", leaf)
-                self.leaves.append(("held", f"held{place}"))
-
-    def _hold(self, name: str, leaf: Tensor) -> None:
-        own = leaf.detach().clone()
-        if leaf.requires_grad:
-            setattr(self, name, nn.Parameter(own))
-        else:
-            self.register_buffer(name, own)
-
-    def run(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        leaves = []
-        for kind, leaf in self.leaves:
-            value = getattr(self, leaf) if kind == "held" else leaf
-            if kind == "entry":
-                value = batch[leaf]
-                value = value * self.scale if value.is_floating_point() else value
-            leaves.append(value)
-        first, args, kwargs = self.arguments(leaves)  # type: ignore[no-untyped-call]
-        loss = self.scale.sum() * 0.5
-        for made in pytree.tree_leaves(self.op(first, *args, **kwargs)):
-            if isinstance(made, Tensor):
-                real = (made.abs() if made.is_complex() else made).to(torch.float32)
-                loss = loss + (real * real).mean() * self.scale.sum()
-        return {"loss": loss}
-
-
 def outcomes(
     name: str,
     dtype: torch.dtype = torch.float32,
     in_place: bool = False,
     stages: Sequence[tuple[Mesh, int]] = STAGES,
 ) -> Iterator[Outcome]:
-    if in_place and database()[name].inplace_variant is None:
+    op = database()[name]
+    if name in UNDEFINED or (in_place and op.inplace_variant is None):
         return
+    called = _in_place(op) if in_place else op.op
+    alone = name.removeprefix("nn.functional.").startswith(_ALONE)
     for number, sample in enumerate(samples(name, dtype)):
-        given = workload(name, sample, in_place)
-        assert given.model is not None
-        model, batch = given.model(), given.batch()
-        if why := _not_run(model, batch):
-            yield Outcome(name, number, "", "not run", why)
-            continue
-        try:
-            captured = capture(given)
-        except UserError as error:
-            yield Outcome(name, number, "", "no plan", str(error))
-            continue
-        except Exception as error:  # what this is for
-            yield Outcome(name, number, "", "WRONG", _crash(error))
-            continue
-        for mesh, seed in stages:
-            made = _checked(captured, mesh, seed, model, batch)
-            yield Outcome(name, number, f"{mesh} {seed}", *made)
+        arguments = ((sample.input, *sample.args), sample.kwargs)
+        yield from tried(name, number, workload_of(lambda: called, arguments, alone), stages)
 
 
-def _not_run(model: nn.Module, batch: Mapping[str, Tensor]) -> str:
-    """Why the model itself does not train, in words."""
-    try:
-        loss = model(**batch)["loss"]
-        loss.backward()
-    except (RuntimeError, IndexError, ValueError, AssertionError) as error:
-        return f"{type(error).__name__}: {error}"
-    gradients = [p.grad for p in model.parameters() if p.grad is not None]
-    model.zero_grad()
-    return "" if all(t.isfinite().all() for t in (loss, *gradients)) else "no finite number"
-
-
-def _divides(captured: Captured, mesh: Mesh) -> bool:
-    """Whether the batch may be cut into as many pieces as the mesh wants: a channel that is taken
-    for a sample may be one of a group."""
-    ways = mesh.ways(SAMPLES)
-    dims = {e.name: e.batch_dim for e in captured.batch if e.batch_dim is not None}
-    flow = batch_flow(captured.graph, dims).choices
-    for op in captured.graph.ops:
-        bound = bind(op, captured.graph.tensors)
-        if flow[op.name] in bound.factors and flow[op.name] not in choices(bound, ways, False):
-            return False
-    return True
-
-
-def _checked(
-    captured: Captured, mesh: Mesh, seed: int, model: nn.Module, batch: Mapping[str, Tensor]
-) -> tuple[str, str]:
-    try:
-        if not _divides(captured, mesh):
-            return "no plan", "the batch cannot be cut so"
-        # In float64 what is half as wide moves in eight bytes, too.
-        narrow = {t.dtype for t in captured.graph.tensors.values()} & {"bfloat16", "float16"}
-        made = emitted(captured, random_stage(captured, mesh, 1, seed))
-        check(made, model, batch, issued=not narrow)
-    except UserError as error:
-        return "no plan", str(error)
-    except AssertionError as error:
-        return "WRONG", str(error)
-    except Exception as error:  # what this is for
-        return "WRONG", _crash(error)
-    return "right", ""
-
-
-def _crash(error: Exception) -> str:
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__} at {last.filename}:{last.lineno}: {error}"
+def _in_place(op: Any) -> Any:
+    return lambda first, *args, **kwargs: op.inplace_variant(first.clone(), *args, **kwargs)
 
 
 def _tensors(sample: Any) -> list[Tensor]:
@@ -295,15 +139,6 @@ def _plain(sample: Any) -> Any:
     )
 
 
-def _enough(x: Tensor) -> Tensor:
-    """As many samples that `EXTENT` ranks divide them: more that are others."""
-    parts = [x]
-    while sum(p.shape[0] for p in parts) % EXTENT:
-        more = x.flip(0) if len(parts) % 2 else x
-        parts.append(more * (1 - 0.1 * len(parts)) if x.is_floating_point() else more)
-    return torch.cat(parts) if len(parts) > 1 else x.clone()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--only", action="append", default=[])
@@ -312,21 +147,9 @@ def main() -> None:
     parser.add_argument("--in-place", action="store_true", help="of each op that form")
     given = parser.parse_args()
     first, step = map(int, given.part.split("/"))
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")  # of ops that are called as their own tests call them
-    counts: Counter[str] = Counter()
-    ops: dict[str, set[str]] = {}
-    for name in given.only or [*database()][first::step]:
-        for row in (
-            () if name in UNDEFINED else outcomes(name, getattr(torch, given.dtype), given.in_place)
-        ):
-            counts[row.outcome] += 1
-            ops.setdefault(row.outcome, set()).add(name)
-            if row.outcome in ("WRONG", "no plan"):
-                why = row.why.partition("\n")[0][:200]
-                print(f"{row.name} {row.sample} {row.stage}: {row.outcome}: {why}", flush=True)
-    for outcome, names in sorted(ops.items()):
-        print(f"{outcome}: {counts[outcome]} of {len(names)} ops")
+    dtype = getattr(torch, given.dtype)
+    names = given.only or [*database()][first::step]
+    report(row for name in names for row in outcomes(name, dtype, given.in_place))
 
 
 if __name__ == "__main__":

@@ -240,6 +240,13 @@ def _reduction(function: Callable[..., Tensor]) -> Kernel:
     return lambda c: function(c.x, dim=c.attrs["dims"], keepdim=c.attrs["keepdim"])
 
 
+def _largest(c: Call) -> Tensor:
+    if not c.attrs.get("one"):
+        return c.x.amax(dim=c.attrs["dims"], keepdim=c.attrs["keepdim"])
+    (dim,) = c.attrs["dims"]
+    return c.x.max(dim, keepdim=c.attrs["keepdim"]).values
+
+
 def _many(function: Callable[..., Tensor]) -> Kernel:
     """`any` and `all` take one dim at a time in some versions."""
 
@@ -374,8 +381,9 @@ KERNELS: dict[str, Kernel] = {
     "flip": lambda c: c.x.flip(c.attrs["dims"]),
     "roll": lambda c: c.x.roll(c.attrs["shifts"], c.attrs["dims"]),
     **{
-        kind: _reduction(getattr(torch, kind)) for kind in ("sum", "mean", "amax", "amin")
+        kind: _reduction(getattr(torch, kind)) for kind in ("sum", "mean", "amin")
     },
+    "amax": _largest,
     "any": _many(torch.any),
     "all": _many(torch.all),
     "argmax": lambda c: c.x.argmax(c.attrs["dim"], c.attrs["keepdim"]),

@@ -346,6 +346,8 @@ def _reduction(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
         attrs = {"dim": d.of(None, d.dim(shape)), "keepdim": False}
     if kind == "var":
         attrs["correction"] = d.of(0, 1)
+    if kind == "amax" and len(attrs["dims"]) == 1 and d.flag():
+        attrs["one"] = True
     return (x,), attrs
 
 

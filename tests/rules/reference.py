@@ -68,6 +68,13 @@ def _fourier(call: Call) -> Tensor:
     return cast(Tensor, torch.view_as_real(made.resolve_conj()) if made.is_complex() else made)
 
 
+def _largest(call: Call) -> Tensor:
+    dims, keep = call.attrs["dims"], call.attrs["keepdim"]
+    if call.attrs.get("one"):
+        return call.x.max(dims[0], keepdim=keep).values
+    return torch.amax(call.x, dims, keepdim=keep)
+
+
 def _over_dims(function: Callable[..., Tensor]) -> Reference:
     return lambda call: function(call.x, dim=call.attrs["dims"], keepdim=call.attrs["keepdim"])
 
@@ -393,7 +400,7 @@ REFERENCE: Mapping[str, Reference] = {
     "roll": lambda c: c.x.roll(c.attrs["shifts"], c.attrs["dims"]),
     "sum": _over_dims(torch.sum),
     "mean": _mean,
-    "amax": _over_dims(torch.amax),
+    "amax": _largest,
     "amin": _over_dims(torch.amin),
     "any": _all_or_any(torch.any),
     "all": _all_or_any(torch.all),

@@ -13,6 +13,9 @@ from autopar.lowering.lowered import Lowered, LoweredOp, Operand
 
 _COMPARED = {"ge": (1, 0), "gt": (1, 1), "le": (-1, 0), "lt": (-1, 1)}  # direction, strictly
 _BOUNDS = frozenset({"minimum", "maximum"})
+_OUT_OF_REACH = 1e30
+"""What nothing that is trained comes to, as the least number of a dtype in the place of minus
+infinity."""
 
 
 def as_bands(lowered: Lowered) -> Lowered:
@@ -91,7 +94,8 @@ def _range(operand: Operand, rank: int, links: Links) -> tuple[int, int] | None:
 
 
 def as_bounds(lowered: Lowered) -> Lowered:
-    """``minimum`` and ``maximum`` with a tensor that is one number everywhere take the number."""
+    """``minimum`` and ``maximum`` with a tensor that is one number everywhere take the number,
+    where no gradient meets it: of a tie ``clamp`` gives x all of it, and they a half."""
     links = Links.of(lowered)
     swaps: dict[str, LoweredOp] = {}
     for op in lowered.ops:
@@ -103,6 +107,8 @@ def as_bounds(lowered: Lowered) -> Lowered:
             tensors = lowered.graph.tensors
             moved = [*operand.steps, *lowered.tensors[operand.name].steps]
             if maker is None or maker.op.kind != "full" or moved:
+                continue
+            if tensors[other.name].differentiable and abs(maker.op.attrs["value"]) < _OUT_OF_REACH:
                 continue
             if tensors[other.name].shape != tensors[op.op.name].shape:
                 continue  # the number's shape is needed

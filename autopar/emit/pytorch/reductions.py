@@ -31,6 +31,10 @@ def _reduction(site: Site) -> Expr:
     arguments += differing(site.attrs, {"correction": 1} if name == "var" else {})
     arguments += holding({"keepdim=True": keep})
     text = f"{site.args[0].atom}.{name}({', '.join(arguments)})"
+    if site.attrs.get("one"):
+        text = (
+            f"{site.args[0].atom}.max({', '.join([over, *holding({'keepdim=True': keep})])}).values"
+        )
     if name == site.kind:
         return Expr(text, weight=LIGHT)
     count = product(site.whole(0)[d] for d in dims)

@@ -132,9 +132,11 @@ def _clamp(call: Call) -> Value:
     if not isinstance(low, Value) and not isinstance(high, Value):
         return call.result("clamp", call.x, min=low, max=high)
     x = call.x
-    for kind, bound in (("maximum", low), ("minimum", high)):
+    for kind, bound in (("lt", low), ("gt", high)):
         if isinstance(bound, Value):
-            x = call.result(kind, x, bound)
+            # At the limit the gradient is all of x, where that of a maximum is shared.
+            beyond = call.lifter.emit(kind, [x, bound], call.made.shape, "bool")
+            x = call.result("where", beyond, bound, x)
         elif bound is not None:
             raise Unliftable
     return x
@@ -233,7 +235,8 @@ def _extremum(kind: str) -> Lift:
             return [call.lifter.as_dtype(top, "bool"), place]
         if kind == "amin":
             x = call.lifter.emit_like("neg", x)
-        top = emit("amax", [x], values.shape, x.dtype, dims=(dim,), keepdim=keep)
+        one = {"one": True} if x.is_float else {}
+        top = emit("amax", [x], values.shape, x.dtype, dims=(dim,), keepdim=keep, **one)
         place = emit("argmax", [x], places.shape, places.dtype, dim=dim, keepdim=keep)
         if kind == "amin":
             top = call.lifter.emit_like("neg", top)

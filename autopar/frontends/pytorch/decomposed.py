@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from autopar.frontends.pytorch.lifter import Lifter
 
 
-AS_IT_IS = frozenset({"special_log_ndtr"})
+WITH_OWN_GRADIENT = frozenset({"special_log_ndtr"})
 """Ops whose other form has no gradient that is a number: of two branches, the one that is not
 chosen overflows."""
 
@@ -43,7 +43,7 @@ def parts_of(target: OpOverload, args: Any, kwargs: Any) -> fx.Graph | None:
     form writes into tensors or needs their values.
     """
     kind = f"{target.namespace}::{op_name(target)}"
-    if kind in registered_kinds() or op_name(target) in AS_IT_IS:
+    if kind in registered_kinds() or op_name(target) in WITH_OWN_GRADIENT:
         return None
     own = own_form(target, args, kwargs)
     form = own or (None if kind in TABLE else _form(target))

@@ -76,7 +76,7 @@ def _view(target: OpOverload) -> Form | None:
 
 def without_copy(target: Any) -> Any:
     """``diagonal`` for ``diagonal_copy``; itself of an op that is no such copy."""
-    name = op_name(target)
+    name = op_name(target) if getattr(target, "namespace", "") == "aten" else ""
     packet = getattr(torch.ops.aten, name.removesuffix("_copy"), None)
     if not name.endswith("_copy") or name.startswith("_") or packet is None:
         return target
@@ -132,6 +132,23 @@ def _take(self: Tensor, index: Tensor) -> Any:
     return torch.ops.aten.index.Tensor(self.reshape(-1), [index])
 
 
+def _multi_margin_loss(
+    self: Tensor, target: Tensor, p: float, margin: float, weight: Tensor | None, reduction: int
+) -> Any:
+    """At the margin there is no gradient: `relu`, where PyTorch's own other form has a clamp."""
+    rows, labels = self.reshape(-1, self.shape[-1]), target.reshape(-1, 1)
+    excess = functional.relu(margin - rows.gather(1, labels) + rows)
+    if p == 2:
+        excess = excess.square()
+    if weight is not None:
+        excess = excess * weight[labels]
+    others = torch.arange(rows.shape[1], device=rows.device) != labels
+    losses = (excess * others).mean(1)
+    if reduction:
+        return losses.mean() if reduction == 1 else losses.sum()
+    return losses.reshape(target.shape)
+
+
 def _rows_of_losses(
     input: Tensor,
     linear_weight: Tensor,
@@ -172,6 +189,7 @@ FORMS: Mapping[str, Form] = {
     "aten::cholesky_inverse": _cholesky_inverse,
     "aten::triangular_solve": _triangular_solve,
     "aten::take": _take,
+    "aten::multi_margin_loss": _multi_margin_loss,
     "torch_nn::_linear_cross_entropy_batch_chunked": _loss_and_gradients,
     "torch_nn::_linear_cross_entropy_batch_chunked_no_reduction": _rows_of_losses,
 }
