@@ -22,7 +22,7 @@ MENDED = (
         for name in (
             "prelu alpha_dropout rrelu feature_alpha_dropout:with_train conv2d conv_transpose2d "
             "adaptive_avg_pool2d adaptive_max_pool2d max_pool1d fractional_max_pool2d "
-            "linear_cross_entropy:chunked linear_cross_entropy:chunked_none"
+            "multilabel_margin_loss linear_cross_entropy:chunked linear_cross_entropy:chunked_none"
         ).split()
     ),
 )

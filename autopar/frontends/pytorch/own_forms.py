@@ -143,10 +143,27 @@ def _multi_margin_loss(
     if weight is not None:
         excess = excess * weight[labels]
     others = torch.arange(rows.shape[1], device=rows.device) != labels
-    losses = (excess * others).mean(1)
+    return _reduced((excess * others).mean(1), reduction, target.shape)
+
+
+def _multilabel_margin_loss(self: Tensor, target: Tensor, reduction: int) -> Any:
+    """Labels stand in front, and end where there is -1; the other result says where they are."""
+    rows, labels = self.reshape(-1, self.shape[-1]), target.reshape(-1, self.shape[-1])
+    given = (labels < 0).cumsum(1) == 0
+    places = labels.clamp(min=0)
+    hits = torch.zeros_like(rows).scatter_add(1, places, given.to(rows.dtype)) > 0
+    excess = functional.relu(1 - rows.gather(1, places).unsqueeze(2) + rows.unsqueeze(1))
+    pairs = given.unsqueeze(2) & ~hits.unsqueeze(1)
+    losses = (excess * pairs).sum((1, 2)) / rows.shape[1]
+    of_rows = self.shape[:-1]
+    return _reduced(losses, reduction, of_rows), hits.to(rows.dtype).reshape(self.shape)
+
+
+def _reduced(losses: Tensor, reduction: int, of_rows: torch.Size) -> Tensor:
+    """As aten numbers them: none, mean, sum."""
     if reduction:
         return losses.mean() if reduction == 1 else losses.sum()
-    return losses.reshape(target.shape)
+    return losses.reshape(of_rows)
 
 
 def _rows_of_losses(
@@ -190,6 +207,7 @@ FORMS: Mapping[str, Form] = {
     "aten::triangular_solve": _triangular_solve,
     "aten::take": _take,
     "aten::multi_margin_loss": _multi_margin_loss,
+    "aten::multilabel_margin_loss_forward": _multilabel_margin_loss,
     "torch_nn::_linear_cross_entropy_batch_chunked": _loss_and_gradients,
     "torch_nn::_linear_cross_entropy_batch_chunked_no_reduction": _rows_of_losses,
 }
