@@ -234,7 +234,7 @@ ERRORS: tuple[Planted, ...] = (
     _runtime("what ranks split is not dropped", "gpt tp",
         "dropout:dropout", "if not (p and training):", "if True:"),
     _runtime("dropout scales what it keeps twice", "gpt tp",
-        "dropout:dropout", "_FUNCTIONS[features, alpha], x, p", "_FUNCTIONS[features, alpha], x / (1 - p), p"),
+        "dropout:dropout", "alpha], x, p", "alpha], x / (1 - p), p"),
     Planted("minus infinity is written as a number", "emission", "reused tp",
         "emit.constants:_float", "return f'float(\"{float.__repr__(value)}\")'", "return '-1.0'"),
     Planted("a long number is written short", "emission", "reused tp",

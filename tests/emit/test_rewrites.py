@@ -196,15 +196,18 @@ def test_a_window_is_one_band(before: int, after: int) -> None:
     assert f"device=device()).{upper}.{lower}" in program(change)
 
 
-def test_bounds_are_numbers() -> None:
+def test_bounds_are_numbers_where_nobody_has_the_gradient_of_a_tie() -> None:
     def change(x: Tensor) -> Tensor:
-        return torch.minimum(x, torch.full((4, 6, 8), 0.25)) + torch.maximum(
-            torch.full((4, 6, 8), -0.1), x
-        )
+        high, low = torch.full((4, 6, 8), 0.25), torch.full((4, 6, 8), -0.1)
+        least = torch.full((4, 6, 8), torch.finfo(torch.float32).min)
+        capped = torch.minimum(x.detach(), high) + torch.maximum(low, x.detach())
+        return capped + torch.maximum(least, x) + torch.minimum(x, high)
 
     text = program(change)
     assert ".clamp(max=0.25)" in text
     assert ".clamp(min=-0.1)" in text
+    assert ".clamp(min=torch.finfo(torch.float32).min)" in text
+    assert "torch.minimum(" in text
 
 
 @pytest.mark.parametrize(
