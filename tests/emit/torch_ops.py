@@ -124,12 +124,12 @@ def _tensors(sample: Any) -> list[Tensor]:
 
 def _is_flat(op: Any, tensors: Sequence[Tensor]) -> bool:
     """Whether the sample is one dim that may be cut into samples: of ops element by element."""
-    shapes = {t.shape for t in tensors}
-    if len(shapes) != 1 or not hasattr(op, "ref") or "Info" not in type(op).__name__:
+    if type(op).__name__ not in ("UnaryUfuncInfo", "BinaryUfuncInfo"):
         return False
-    (shape,) = shapes
-    pointwise = type(op).__name__ in ("UnaryUfuncInfo", "BinaryUfuncInfo")
-    return pointwise and len(shape) == 1 and shape[0] > 0 and shape[0] % EXTENT == 0
+    lengths = {t.shape for t in tensors}
+    return len(lengths) == 1 and all(
+        len(shape) == 1 and shape[0] > 0 and shape[0] % EXTENT == 0 for shape in lengths
+    )
 
 
 def _plain(sample: Any) -> Any:

@@ -58,7 +58,7 @@ def _logical(kind: str) -> Lift:
     """Of truths, which numbers are where they are not zero."""
 
     def lift(call: Call) -> Value:
-        _check_dtype(call)
+        _refuse_floats(call)
         both = [_truth(call, call[name]) for name in ("self", "other")]
         holds = call.lifter.emit(kind, both, call.made.shape, "bool")
         return call.lifter.as_dtype(holds, call.made.dtype)  # in place it may be another
@@ -66,7 +66,7 @@ def _logical(kind: str) -> Lift:
     return lift
 
 
-def _check_dtype(call: Call) -> None:
+def _refuse_floats(call: Call) -> None:
     """Raises `UnsupportedOpError` where truths are written in place into floats."""
     if call.made.is_float:
         name = op_name(call.node.target).removesuffix("_")
@@ -81,7 +81,7 @@ def _truth(call: Call, x: Value) -> Value:
 
 
 def _logical_not(call: Call) -> Value:
-    _check_dtype(call)
+    _refuse_floats(call)
     holds = call.lifter.emit_like("not", _truth(call, call.x))
     return call.lifter.as_dtype(holds, call.made.dtype)
 
