@@ -11,17 +11,18 @@ export OMP_NUM_THREADS ?= 1
 
 install: $(INSTALLED)
 
-# Once, and again when the dependencies change.
+# Once, and again when the dependencies change. Bytecode is made of what is imported, as it is: of
+# all files that takes longer than the rest.
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[dev]'
 	touch $@
 
 # The gate's part on kernels compiles them, which takes the extra of that name.
 install-kernels: $(KERNELS)
 
 $(KERNELS): $(INSTALLED)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[kernels]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[kernels]'
 	touch $@
 
 # Plan a real model for this machine, show the program, train it, prove it right.

@@ -85,4 +85,4 @@ def test_install_commands_are_those_of_the_makefile() -> None:
     assert "-m venv .venv\n" in makefile
     install = "install {}-c constraints.txt -e '.[dev]'"
     assert ".venv/bin/pip " + install.format("") in readme
-    assert install.format("--quiet --disable-pip-version-check ") in makefile
+    assert install.format("--quiet --disable-pip-version-check --no-compile ") in makefile

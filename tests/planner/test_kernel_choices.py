@@ -32,14 +32,14 @@ import torch.nn.functional as F
 from torch import nn
 import autopar
 
-D, H = 512, 4
+H = 4
 
 
 class Layer(nn.Module):
-    def __init__(self, mask=False):
+    def __init__(self, mask, width):
         super().__init__()
-        self.q, self.k, self.v, self.o = (nn.Linear(D, D) for _ in range(4))
-        self.gate, self.up, self.down = nn.Linear(D, D), nn.Linear(D, D), nn.Linear(D, D)
+        self.q, self.k, self.v, self.o = (nn.Linear(width, width) for _ in range(4))
+        self.gate, self.up, self.down = (nn.Linear(width, width) for _ in range(3))
         self.mask = mask
 
     def forward(self, x):
@@ -53,9 +53,9 @@ class Layer(nn.Module):
 
 
 class _Model(nn.Module):
-    def __init__(self, mask=False):
+    def __init__(self, mask, width):
         super().__init__()
-        self.layers = nn.ModuleList(Layer(mask) for _ in range(2))
+        self.layers = nn.ModuleList(Layer(mask, width) for _ in range(2))
 
     def forward(self, x):
         for layer in self.layers:
@@ -63,15 +63,15 @@ class _Model(nn.Module):
         return x.square().mean()
 
 
-def workload(precision, mask=False, samples=16, length=256):
+def workload(precision, mask=False, samples=16, length=256, width=512):
     return autopar.Workload(
-        model=lambda: _Model(mask), batch=lambda: {"x": torch.randn(samples, length, D)},
+        model=lambda: _Model(mask, width), batch=lambda: {"x": torch.randn(samples, length, width)},
         optimizer="adamw", precision=precision,
     )
 
 
 half, single, masked = workload("bfloat16"), workload("float32"), workload("bfloat16", True)
-brief = workload("bfloat16", samples=8, length=64)  # which processes on cores compute
+brief = workload("bfloat16", samples=8, length=32, width=128)  # which processes on cores compute
 """
 
 
