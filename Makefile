@@ -5,6 +5,8 @@ BIN := .venv/bin
 INSTALLED := .venv/installed
 KERNELS := .venv/kernels
 export OMP_NUM_THREADS ?= 1
+# Each of many processes would compile all that it imports again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test gate gate-beside-suite lint format install install-kernels clean
 .DELETE_ON_ERROR:
