@@ -7,11 +7,8 @@ gradient is wrong where any other one is; the loss is made of all that the call 
 
 from __future__ import annotations
 
-import traceback
 import warnings
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -30,6 +27,7 @@ from autopar.rules.registry import bind
 from autopar.rules.strategies import choices
 from tests.emit.harness import check, emitted
 from tests.emit.random_stage import random_stage
+from tests.outcomes import Outcome, crash
 
 RANKS = 4
 STAGES = (
@@ -40,18 +38,6 @@ STAGES = (
     (Mesh(("tp",), (4,)), 1),
 )
 """Meshes, and what a stage there is drawn by."""
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """Of one call under one stage: right; WRONG; no plan, with what autopar says; not run, where
-    the call itself takes no batch, or has no derivative or no finite number."""
-
-    name: str
-    sample: int
-    stage: str
-    outcome: str
-    why: str = ""
 
 
 class CalledModel(nn.Module):
@@ -131,27 +117,17 @@ def tried(
         yield Outcome(name, number, "", "no plan", str(error))
         return
     except Exception as error:  # what this is for
-        yield Outcome(name, number, "", "WRONG", _crash(error))
+        yield Outcome(name, number, "", "WRONG", crash(error))
         return
     for mesh, seed in stages:
         made = _checked(captured, mesh, seed, model, batch)
         yield Outcome(name, number, f"{mesh} {seed}", *made)
 
 
-def report(rows: Iterable[Outcome]) -> None:
-    """Prints what is wrong or refused as it comes, and counts at the end."""
+def quietly() -> None:
+    """For a whole process: one thread, and no warnings of what is called as its own tests do."""
     torch.set_num_threads(1)
-    warnings.simplefilter("ignore")  # of what is called as its own tests call it
-    counts: Counter[str] = Counter()
-    names: dict[str, set[str]] = {}
-    for row in rows:
-        counts[row.outcome] += 1
-        names.setdefault(row.outcome, set()).add(row.name)
-        if row.outcome in ("WRONG", "no plan"):
-            why = row.why.partition("\n")[0][:200]
-            print(f"{row.name} {row.sample} {row.stage}: {row.outcome}: {why}", flush=True)
-    for outcome, some in sorted(names.items()):
-        print(f"{outcome}: {counts[outcome]} of {len(some)}")
+    warnings.simplefilter("ignore")
 
 
 def _not_run(model: nn.Module, batch: Mapping[str, Tensor]) -> str:
@@ -195,13 +171,8 @@ def _checked(
     except AssertionError as error:
         return "WRONG", str(error)
     except Exception as error:  # what this is for
-        return "WRONG", _crash(error)
+        return "WRONG", crash(error)
     return "right", ""
-
-
-def _crash(error: Exception) -> str:
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__} at {last.filename}:{last.lineno}: {error}"
 
 
 def _enough(x: Tensor) -> Tensor:

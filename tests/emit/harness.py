@@ -7,7 +7,7 @@ import types
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,16 +19,11 @@ from autopar.frontends.shared.captured import Captured
 from autopar.lowering.counts import label_collectives
 from autopar.lowering.issued import activation_collectives
 from autopar.lowering.lowered import Lowered
-from autopar.lowering.precision import at_precision
-from autopar.lowering.spread import lower
 from autopar.nouns.axes import BATCH, SAMPLES, SEQUENCES
 from autopar.nouns.expert_placement import inverse
 from autopar.nouns.mesh import Mesh
-from autopar.nouns.plan import Plan, Spread, Stage
-from autopar.nouns.recompute import Recompute
+from autopar.nouns.plan import Plan, Spread
 from autopar.nouns.workload import Workload
-from autopar.rules.batch import batch_flow
-from autopar.rules.cut import BatchCut, Cut, batch_cut
 from autopar.runtime.pytorch import program as runtime_program
 from autopar.runtime.pytorch.carried import write_carried
 from autopar.runtime.pytorch.expert_places import name_layers, rows_of
@@ -38,7 +33,7 @@ from autopar.runtime.pytorch.zigzag import own_zigzag
 from autopar.runtime.verify.pytorch.modes import Exact, FixedDraws, exact
 from autopar.runtime.verify.pytorch.reference import loss_of
 from tests.emit import simulated
-from tests.plans import plan as some_plan
+from tests.emit.decided import decided
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -60,21 +55,7 @@ def emitted(
     **changes: Any,
 ) -> Emitted:
     """The program of ``captured`` under ``spread``."""
-    dims = {e.name: e.batch_dim for e in captured.batch if e.batch_dim is not None}
-    # What cannot be cut is an error here, where a plan would have one data rank.
-    samples = Cut(dims, batch_flow(captured.graph, dims).choices)
-    along = batch_cut(captured.graph, dims, spread.mesh.ways(SEQUENCES)).sequences
-    graph = at_precision(captured.graph, changes.get("precision", "float32"))
-    lowered = lower(graph, spread, microbatches, BatchCut(samples, along))
-    recompute = Recompute.parse(changes.pop("recompute", "none"))
-    stage = Stage(zero=changes.pop("zero", 0), recompute=recompute)
-    plan = replace(
-        some_plan(),
-        spreads=(spread,),
-        stages=(stage,),
-        microbatches=microbatches,
-        **{"precision": "float32", **changes},
-    )
+    lowered, plan = decided(captured, spread, microbatches, **changes)
     text = emit(lowered, plan, captured, probes, marks)["model.py"]
     return Emitted(captured, plan, lowered, text)
 

@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 
-from tests.emit.as_models import STAGES, Outcome, report, tried, workload_of
+from tests.emit.as_models import STAGES, quietly, tried, workload_of
 from tests.emit.torch_ops import database
+from tests.outcomes import Outcome, report
 
 INPUTS = 6
 """At most that many of a module."""
@@ -52,6 +53,7 @@ def _seeded(made: Any, args: Any, kwargs: Any) -> Any:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--only", action="append", default=[])
+    quietly()
     report(row for name in parser.parse_args().only or modules() for row in outcomes(name))
 
 

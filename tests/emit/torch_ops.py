@@ -20,7 +20,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from autopar.nouns.mesh import Mesh
-from tests.emit.as_models import RANKS, STAGES, Outcome, report, tried, workload_of
+from tests.emit.as_models import RANKS, STAGES, quietly, tried, workload_of
+from tests.outcomes import Outcome, report
 
 EXTENT = RANKS
 """What the database calls S; its M is twice that, its L three times."""
@@ -149,6 +150,7 @@ def main() -> None:
     first, step = map(int, given.part.split("/"))
     dtype = getattr(torch, given.dtype)
     names = given.only or [*database()][first::step]
+    quietly()
     report(row for name in names for row in outcomes(name, dtype, given.in_place))
 
 

@@ -13,16 +13,11 @@ import optax
 import pytest
 
 from autopar.frontends.jax import capture
-from autopar.frontends.jax.interpret import flat_parameters
 from autopar.nouns.graph import Graph
 from autopar.nouns.text.graph import from_text, to_text
 from autopar.rules.registry import bind
-from autopar.runtime.verify.jax.reference import reference_of
 from tests.jax import families, models
-from tests.jax.interpreter import interpret
-
-LOSS = 1e-12
-GRADIENT = 1e-12  # of each gradient's norm, or of the norm of all where it is zero in theory
+from tests.jax.interpreter import compare, interpret
 
 
 def kinds(graph: Graph) -> list[str]:
@@ -32,26 +27,10 @@ def kinds(graph: Graph) -> list[str]:
 def equal(loss: Callable[..., Any], params: Any, batch: Any) -> Graph:
     """Captures at declared precision, compares value and gradients in float64."""
     captured = capture(loss, params, batch)
-    run = interpret(captured.graph, wide=True)
+    largest = 10 if "label" in batch else models.V
     with jax.enable_x64(True):
-        largest = 10 if "label" in batch else models.V
-        weights, data = (models.concrete(t, "float64", largest=largest) for t in (params, batch))
-        wanted, gradients = jax.jit(reference_of(loss, params, batch).function)(weights, data)
-        if captured.draws is not None:
-            data = data | captured.draws.counted(data, wide=True)
-        actual, ours = jax.jit(
-            jax.value_and_grad(lambda p, given: run(flat_parameters(p, captured.stacks), given))
-        )(weights, data)
-        assert abs(actual - wanted) <= LOSS * abs(wanted)
-        right, seen = (  # no compiled op for each of their shapes
-            [np.asarray(g) for g in jax.tree.leaves(tree)] for tree in (gradients, ours)
-        )
-        whole = np.sqrt(sum(np.square(g).sum() for g in right))
-        assert whole > 0
-        for g, o in zip(right, seen, strict=True):
-            norm = np.linalg.norm(g)
-            scale = norm if norm > 1e-12 * whole else whole
-            assert np.linalg.norm(g - o) <= GRADIENT * scale
+        given = [models.concrete(t, "float64", largest=largest) for t in (params, batch)]
+    compare(captured, loss, params, batch, given)
     return captured.graph
 
 
