@@ -52,6 +52,14 @@ def learned(params: Any, near: Any, far: Any) -> Any:
     return whole + tasks.sum() + penalty, {"weighted": first}
 
 
+@pytest.mark.parametrize("name", ["ZeRO 1", "stages"])
+def test_a_loss_that_no_sample_is_in_counts_once(name: str) -> None:
+    """Each rank and microbatch gives a share of it."""
+    made = model(lambda params, near, far: (params["s"] ** 2).sum() + jnp.exp(params["t"]))
+    errors, _ = made_of("of no sample", made, LAYOUTS[name]).exact()
+    assert errors.largest <= TOLERANCE
+
+
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_loss_and_gradients_are_those_of_one_device(name: str) -> None:
     program = made_of("learned weights", model(learned), LAYOUTS[name], has_aux=True)

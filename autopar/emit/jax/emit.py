@@ -241,7 +241,7 @@ def _block_function(lowered: Lowered, block: Block, printing: Printing) -> str:
 
 
 def _loss_function(lowered: Lowered, captured: CapturedModel, printing: Printing) -> str:
-    arguments, lines = body(lowered, "params", printing)
+    arguments, lines = body(lowered, "params", printing, lowered.outputs[0].name)
     variables = dict(zip(lowered.graph.inputs, arguments, strict=True))
     odd = [n for n in variables if not is_attribute(n) or n in (*RESERVED, "params")]
     keyed = [n for n in variables if n not in odd]

@@ -18,7 +18,8 @@ from autopar.emit.jax.steps import call
 from autopar.emit.marks import RESHARDED, mark
 from autopar.emit.names import identifier
 from autopar.emit.roles import Known
-from autopar.emit.text import ATOM, Expr, Lines
+from autopar.emit.shares import copies
+from autopar.emit.text import ATOM, PRODUCT, Expr, Lines
 from autopar.emit.text import variable as variable_of
 from autopar.lowering.lowered import Lowered, LoweredOp, Operand
 from autopar.nouns.kinds import BODIES, OWN_DERIVATIVE
@@ -51,12 +52,14 @@ def body(
     lowered: Lowered,
     parameters: str,
     printing: Printing,
+    loss: str = "",
 ) -> tuple[list[str], list[str]]:
     """(argument names, lines) of the function of a graph.
 
     parameters: the name of the dict of parameters.
+    loss:       the output of which a rank gives its share.
     """
-    writer = _Writer(lowered, parameters, printing)
+    writer = _Writer(lowered, parameters, printing, loss)
     return writer.arguments, writer.run()
 
 
@@ -66,7 +69,9 @@ class _Writer:
         lowered: Lowered,
         parameters: str,
         printing: Printing,
+        loss: str,
     ) -> None:
+        self.loss = loss
         self.marks = printing.marks
         self.scatters = printing.scatters
         self.sizes = printing.sizes
@@ -110,9 +115,15 @@ class _Writer:
                 continue
             self._op(op, index)
             index += 1
-        results = [self._brought(o) for o in self.lowered.outputs]
+        results = [self._share(o) for o in self.lowered.outputs]
         self.lines.add(f"return {grouped([r.text for r in results], self.carries)}")
         return self.lines.lines
+
+    def _share(self, output: Operand) -> Expr:
+        """An output; of a loss that several ranks have whole a share."""
+        held = self._brought(output)
+        count = copies(output, self.lowered) if output.name == self.loss else 1
+        return held if count == 1 else Expr(f"{held.within(PRODUCT)} / {count}", PRODUCT)
 
     # -- ops -------------------------------------------------------------------------------------
 

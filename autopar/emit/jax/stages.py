@@ -37,7 +37,7 @@ def stage_functions(
     schedule = schedule_of(plan)
     alike: dict[Body, list[int]] = {}
     for number, part in enumerate(parts):
-        alike.setdefault(_body(part, printing), []).append(number)
+        alike.setdefault(_body(part, printing, whole.outputs[0].name), []).append(number)
     names: dict[int, str] = {}
     functions = []
     for made, numbers in alike.items():
@@ -91,9 +91,9 @@ def _named(part: StagePart, printing: Printing) -> Printing:
     return replace(printing, arguments={**printing.arguments, "": names})
 
 
-def _body(part: StagePart, printing: Printing) -> Body:
+def _body(part: StagePart, printing: Printing, loss: str) -> Body:
     lowered = part.lowered
-    arguments, lines = body(lowered, PARAMETERS, _named(part, printing))
+    arguments, lines = body(lowered, PARAMETERS, _named(part, printing), loss)
     stacks = " | Stack" if lowered.blocks else ""
     typed = [f"{PARAMETERS}: dict[str, Array{stacks}]", *(f"{name}: Array" for name in arguments)]
     given = [

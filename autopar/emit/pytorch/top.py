@@ -10,9 +10,10 @@ from autopar.emit.pytorch import modules
 from autopar.emit.pytorch.classes import Printing, finish, surroundings
 from autopar.emit.pytorch.forward import Forward
 from autopar.emit.pytorch.original import CapturedModel
+from autopar.emit.shares import copies
 from autopar.emit.text import Lines, split_items
 from autopar.lowering.counts import counted, held_whole, labels_of, labels_only
-from autopar.lowering.lowered import BATCH_AXES, Lowered, Operand
+from autopar.lowering.lowered import Lowered
 from autopar.lowering.scopes import Scope
 from autopar.nouns.recompute import KEEP_ALL
 
@@ -68,7 +69,7 @@ def top_class(
     around = surroundings(scope, lowered, root, printing)
     forward = Forward(scope, around, dict(names), lowered.outputs)
     returned = [
-        _share(text, _copies(output, lowered) if output.name == loss else 1)
+        _share(text, copies(output, lowered) if output.name == loss else 1)
         for text, output in zip(split_items(forward.run()), lowered.outputs, strict=True)
     ]
     lines = Lines(4)
@@ -126,15 +127,6 @@ def _exists(root: modules.Node, path: str) -> bool:
         root = root.children[part]
         root = root.inside or root
     return True
-
-
-def _copies(loss: Operand, lowered: Lowered) -> int:
-    """How many data ranks and microbatches hold the same whole loss."""
-    copies = 1
-    for axis in lowered.mesh.axes:
-        if axis in BATCH_AXES and loss.wanted.on(axis).kind != "P":
-            copies *= lowered.mesh.size(axis)
-    return copies
 
 
 def _counts(lowered: Lowered, lines: Lines, printing: Printing, root: modules.Node) -> None:
