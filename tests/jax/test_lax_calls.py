@@ -77,6 +77,8 @@ FORMS: dict[str, Callable[[Any], Any]] = {
     "broadcast_to": lambda h: jax.vmap(_last_places)(jnp.stack([h, h * 2])).sum(0),
     "abs": lambda h: lax.cond(True, jnp.abs, jnp.negative, h),
     "!=": lambda h: h * ((h < 0.1) != (h.mT[..., :6].mT > 0)),
+    "transpose": lambda h: lax.reshape(h, (h.shape[0], 48), (0, 2, 1)),
+    "conv": lambda h: jax.vmap(jnp.convolve)(h[:, 0], h[:, 1, :3]),
     "reshape": lambda h: lax.pad(h, 0.5, ((0, 0, 0), (-1, 2, 2), (1, -2, 0))),
 }
 

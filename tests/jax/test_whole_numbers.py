@@ -12,6 +12,7 @@ from jax import lax
 from autopar.runtime.verify.verified import TOLERANCE
 from tests.jax import models
 from tests.jax.planned import made_of
+from tests.jax.test_capture import equal
 
 
 def counting() -> models.Model:
@@ -38,6 +39,28 @@ def counting() -> models.Model:
 def test_they_are_as_wide_as_they_were() -> None:
     program = made_of("counting", counting(), {"dp_shard": "8"}, optimizer="adamw")
     assert program.exact()[0].largest <= TOLERANCE
+
+
+def in_bits() -> models.Model:
+    """What joins or turns bits of whole numbers, as truth values it would be another function."""
+
+    def loss(params: Any, batch: Mapping[str, Any]) -> Any:
+        tokens = batch["tokens"] & 31
+        turned = ~tokens & 63
+        joined = lax.reduce_or(tokens, (1,)) + lax.reduce_and(tokens | 16, (1,))
+        weight = turned + joined[:, None] + ~jnp.int32(-8)
+        logits = params["embed"][tokens] @ params["head"]
+        return jnp.mean(jnp.square(logits) * jnp.where(~(tokens > 3), weight, 1)[..., None])
+
+    v, w = models.V, models.W
+    params = {"embed": models.shape(v, w), "head": models.shape(w, v)}
+    return models.Model(loss, params, {"tokens": models.TOKENS["tokens"]})
+
+
+def test_bits_are_no_truth_values() -> None:
+    program = made_of("in bits", in_bits(), {"dp_shard": "4", "tp": "2"})
+    assert program.exact()[0].largest <= TOLERANCE
+    equal(in_bits().loss, in_bits().params, in_bits().batch)
 
 
 def hashed() -> models.Model:

@@ -42,7 +42,7 @@ CALLS: Mapping[str, str] = {
     "log": "jnp.log", "sqrt": "jnp.sqrt", "rsqrt": "lax.rsqrt", "tanh": "jnp.tanh",
     "sigmoid": "jax.nn.sigmoid", "relu": "jax.nn.relu", "silu": "jax.nn.silu",
     "softplus": "jax.nn.softplus", "sin": "jnp.sin", "cos": "jnp.cos", "abs": "jnp.abs",
-    "not": "jnp.logical_not", "erf": "lax.erf", "square": "jnp.square", "sign": "jnp.sign",
+    "erf": "lax.erf", "square": "jnp.square", "sign": "jnp.sign",
     "floor": "jnp.floor", "detach": "lax.stop_gradient", "linear": "linear",
     "grouped_linear": "grouped_linear",
     "jax::rem": "jnp.fmod", "jax::is_finite": "jnp.isfinite", "jax::rint": "jnp.rint",
@@ -63,6 +63,9 @@ def _write(w: Site) -> Expr:
     kind = w.op.kind
     if kind in OPERATORS:
         return _operator(w, *OPERATORS[kind])
+    if kind == "not":  # of whole numbers that of their bits
+        truths = w.lowered.graph.tensors[w.op.inputs[0]].dtype == "bool"
+        return w.call("jnp.logical_not" if truths else "jnp.invert", *w.all_given())
     if kind in CALLS:
         return w.call(CALLS[kind], *_pair(w))
     if kind in REDUCTIONS:

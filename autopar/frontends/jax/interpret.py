@@ -216,7 +216,7 @@ _TWO: Mapping[str, Callable[[Any, Any], Any]] = {
 _ONE: Mapping[str, Callable[[Any], Any]] = {
     "neg": jnp.negative, "exp": jnp.exp, "log": jnp.log, "sqrt": jnp.sqrt, "rsqrt": jax.lax.rsqrt,
     "tanh": jnp.tanh, "sigmoid": jax.nn.sigmoid, "sin": jnp.sin, "cos": jnp.cos, "abs": jnp.abs,
-    "not": jnp.logical_not, "erf": jax.lax.erf, "square": jnp.square, "sign": jnp.sign,
+    "not": jnp.invert, "erf": jax.lax.erf, "square": jnp.square, "sign": jnp.sign,
     "floor": jnp.floor, "detach": jax.lax.stop_gradient, "relu": jax.nn.relu,
     "silu": jax.nn.silu, "softplus": jax.nn.softplus,
     "jax::is_finite": jnp.isfinite, "jax::rint": jnp.rint, "identity": lambda x: x,

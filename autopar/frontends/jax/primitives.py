@@ -56,6 +56,8 @@ def convert(
         dims = tuple(sorted(int(d) for d in params["axes"]))
         if not dims:  # as `jnp.unique` has it of one dim
             return inputs[:1]
+        if REDUCTIONS[name] in ("any", "all") and outs[0][1] != "bool":  # of bits
+            return _unknown(name, params, inputs, outs, builder)
         x = builder.tensor(inputs[0])
         return [builder.op(REDUCTIONS[name], (x,), *outs[0], dims=dims, keepdim=False)]
     converter = TABLE.get(name)
@@ -123,12 +125,11 @@ def _clamp(
     return None
 
 
-def _reshape(
-    params: Any, inputs: list[Operand], outs: Outs, builder: Builder
-) -> list[Operand] | None:
-    if params.get("dimensions") is not None:  # another order of elements
-        return None
-    return _reshaped(params, inputs, outs, builder)
+def _reshape(params: Any, inputs: list[Operand], outs: Outs, builder: Builder) -> list[Operand]:
+    """``dimensions``: an order of dims before it, as `jax.vmap` of a convolution has it."""
+    order = params.get("dimensions")
+    moved = inputs if order is None else _transpose({"permutation": order}, inputs, outs, builder)
+    return _reshaped(params, moved, outs, builder)
 
 
 def _reshaped(params: Any, inputs: list[Operand], outs: Outs, builder: Builder) -> list[Operand]:

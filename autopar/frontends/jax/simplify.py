@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from autopar.frontends.jax import views
 from autopar.frontends.jax.draft import (
     Builder,
@@ -92,7 +94,7 @@ def folded(node: Node) -> Uniform | None:
     if node.kind == "where":
         value = numbers[1] if numbers[0] else numbers[2]
     elif node.kind == "not":
-        value = not numbers[0]
+        value = ~int(numbers[0]) if "int" in node.out.dtype else not numbers[0]
     elif node.kind in table:
         try:
             value = table[node.kind](*numbers)
@@ -100,7 +102,17 @@ def folded(node: Node) -> Uniform | None:
             return None  # log(0), 1/0: left for the run, where they are inf or nan
     else:
         return None
+    if not _is_of(value, node.out.dtype):
+        return None
     return Uniform(value, node.out.dtype, node.out.shape)
+
+
+def _is_of(value: Any, dtype: str) -> bool:
+    """Whether Python's number is one of that dtype: no root of a negative one, which is complex,
+    and no integer that is too large, where those of arrays begin anew."""
+    if isinstance(value, complex):
+        return False
+    return "int" not in dtype or np.iinfo(dtype).min <= value <= np.iinfo(dtype).max
 
 
 def _neutral(node: Node, builder: Builder) -> Operand | None:
