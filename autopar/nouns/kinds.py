@@ -19,6 +19,9 @@ SWITCH, LOOP, SCAN = "jax::cond", "jax::while", "jax::scan"
 """A branch, whose first operand is the number of the body that runs; a loop, whose first body says
 whether it goes on; and a scan over time, whose body is one step: it maps constants, carries and
 rows of stacked operands to carries and rows of stacked results."""
+EACH = "each"
+"""Of a loop: every sample stops it for itself, and stays as it is then; its first body says whether
+any goes on, which a rank may ask of its own samples alone."""
 BODIES, TAKES, CARRIED, UNGRADED = "bodies", "takes", "carried", "ungraded"
 """Attrs of these: the bodies' graphs as text; for each the positions of its operands; of a loop and
 a scan the positions of the operands that it begins with, one for each of its first results; the

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from autopar.nouns.graph import Graph, Op, Tensor
-from autopar.nouns.kinds import BODIES, LOOP, OWN_DERIVATIVE, TAKES
+from autopar.nouns.kinds import BODIES, EACH, LOOP, OWN_DERIVATIVE, TAKES
 from autopar.nouns.text.graph import from_text
 from autopar.rules.composite import Body, Indices, indices_of_bodies
 from autopar.rules.own_functions import FUNCTION
@@ -20,6 +21,13 @@ def bodies_of(op: Op) -> tuple[Body, ...]:
     )
 
 
+def _without_any(graph: Graph) -> Graph:
+    """What says of each sample whether it goes on."""
+    last = graph.ops[-1]
+    assert (last.kind, last.outputs) == ("any", graph.outputs)
+    return replace(graph, ops=graph.ops[:-1], outputs=last.inputs)
+
+
 def bodies_in(op: Op) -> tuple[Graph, ...]:
     """Every graph among the attrs of a branch, a loop, a scan, or a function of JAX with a
     derivative of its own."""
@@ -31,4 +39,7 @@ def bodies_in(op: Op) -> tuple[Graph, ...]:
 
 def body_indices(op: Op, tensors: Mapping[str, Tensor]) -> Indices:
     """What its bodies pair. Raises `UnruledOp` for an op in one that has no rule."""
-    return indices_of_bodies(op, tensors, bodies_of(op))
+    bodies = bodies_of(op)
+    if op.attrs.get(EACH):
+        bodies = (replace(bodies[0], graph=_without_any(bodies[0].graph)), *bodies[1:])
+    return indices_of_bodies(op, tensors, bodies)

@@ -61,6 +61,16 @@ def _until(h: Any, w: Any) -> Any:
     return (h @ w) * lax.while_loop(lambda carry: carry[0] < limit, step, start)[1]
 
 
+def _until_each(h: Any, w: Any) -> Any:
+    """A loop that every sample stops for itself."""
+    begin, rates = lax.stop_gradient((h @ w, jnp.linspace(0.3, 0.7, h.shape[0])))
+
+    def one(x: Any, rate: Any) -> Any:
+        return lax.while_loop(lambda y: jnp.abs(y).sum() > rate, lambda y: y * rate, x)
+
+    return (h @ w) * jax.vmap(one)(begin, rates)
+
+
 @jax.custom_vjp  # type: ignore[untyped-decorator]
 def _tripled(x: Any) -> Any:
     """Its derivative is no derivative of what it computes, and has a shape of its own."""
@@ -93,6 +103,7 @@ FORMS: dict[str, tuple[Form, str]] = {
     "several results": (_several, "(branch_0, branch_1)"),
     "a loop of so many steps": (_counted, "goes_on(*carry)"),
     "a loop until": (_until, "goes_on("),
+    "a loop of each sample": (_until_each, "goes_on("),
     "a derivative of its own": (_own, "@derivative(tripled_backward)"),
     "of no operand": (_made, "lax.switch("),
     "a branch in a branch": (_nested, "lax.scatter("),
@@ -131,6 +142,7 @@ def _rule(form: Form) -> str:
 def test_what_any_body_pairs_is_whole_and_a_counter_lacks_what_is_split() -> None:
     assert _rule(_several) == ", i0 i1 i2!, i0 i1 i2! -> i0 i1 i2!, i0 i1 i2!"
     assert _rule(_counted) == ", , i0 i1 i2 -> , , i0 i1 i2"
+    assert _rule(_until_each) == "i0, i0 i1! i2! -> i0 i1! i2!"
     assert _rule(lambda h, w: lax.cond(_counter(h) > 1, lambda x: x[:, ::-1], jnp.sin, h @ w)) == (
         ", i0 i1! i2 -> i0 i1! i2"
     )

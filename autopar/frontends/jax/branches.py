@@ -7,14 +7,16 @@ entries of a dim, that is whole (`autopar.rules.composite`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from autopar.frontends.jax.derivatives import drafted_graph
 from autopar.frontends.jax.draft import Builder, Draft, Node, Operand, Uniform, Value
 from autopar.frontends.jax.errors import ControlFlow
+from autopar.frontends.jax.predicates import one_predicate
 from autopar.nouns.graph import Graph, Op, Tensor
-from autopar.nouns.kinds import BODIES, CARRIED, LOOP, SWITCH, TAKES, UNGRADED
+from autopar.nouns.kinds import BODIES, CARRIED, EACH, LOOP, SWITCH, TAKES, UNGRADED
 from autopar.nouns.text.graph import to_text
 from autopar.rules.bodies import body_indices
 from autopar.rules.called import RULE
@@ -39,10 +41,12 @@ def switched(
 
 def looped(eqn: Any, inputs: Sequence[Operand], drafted: Drafted, builder: Builder) -> list[Value]:
     """A ``while``: its operands are the constants of both bodies and what it begins with."""
-    first = eqn.params["cond_nconsts"]
-    behind = first + eqn.params["body_nconsts"]
+    params, inputs, each = one_predicate(eqn, inputs)
+    first = params["cond_nconsts"]
+    behind = first + params["body_nconsts"]
     carried = [builder.tensor(x) for x in inputs[behind:]]
-    operands = [*(x for x in inputs[:behind] if isinstance(x, Value)), *carried]
+    fixed = dict.fromkeys(x for x in inputs[:behind] if isinstance(x, Value))
+    operands = [*fixed, *carried]
     begin = len(operands) - len(carried)
     bodies, takes = [], []
     for name, consts in (("cond_jaxpr", inputs[:first]), ("body_jaxpr", inputs[first:behind])):
@@ -56,10 +60,11 @@ def looped(eqn: Any, inputs: Sequence[Operand], drafted: Drafted, builder: Build
             places.append(operands.index(x))
         count = len(places) - len(carried)
         places[count:] = range(begin, len(operands))
-        bodies.append(drafted_graph(drafted(eqn.params[name], own)))
+        bodies.append(drafted_graph(drafted(params[name], own)))
         takes.append(tuple(places))
     carries = tuple(range(begin, len(operands)))
-    return _made(LOOP, eqn, operands, bodies, tuple(takes), carries, builder)
+    more = {EACH: True} if each else {}
+    return _made(LOOP, eqn, operands, bodies, tuple(takes), carries, builder, more)
 
 
 def _input(x: Value, name: str) -> Value:
@@ -74,10 +79,11 @@ def _made(
     takes: tuple[tuple[int, ...], ...],
     carried: tuple[int, ...],
     builder: Builder,
+    more: Mapping[str, Any] = MappingProxyType({}),
 ) -> list[Value]:
     outs = tuple(Value(tuple(map(int, v.aval.shape)), str(v.aval.dtype)) for v in eqn.outvars)
     attrs: dict[str, Any] = {BODIES: tuple(map(to_text, bodies)), TAKES: takes}
-    attrs |= {CARRIED: carried} if carried else {}
+    attrs |= {**more, **({CARRIED: carried} if carried else {})}
     none = (i for i, x in enumerate(outs) if kind == LOOP or "float" not in x.dtype)
     attrs[UNGRADED] = tuple(none)
     named = [Tensor(f"x{i}", x.shape, x.dtype) for i, x in enumerate(operands)]
