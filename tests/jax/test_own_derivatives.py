@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from autopar.frontends.dispatch import executor
@@ -18,6 +19,7 @@ from autopar.planner.ask.unruled import check_allowed, unruled
 from autopar.rules.registry import UnruledOp, bind
 from autopar.runtime.verify.verified import TOLERANCE
 from tests.jax import models
+from tests.jax.interpreter import compare
 from tests.jax.own_derivatives import FUNCTIONS, leaky, reversal, safe_norm, scaled, weighted
 from tests.jax.planned import made_of
 from tests.jax.test_capture import equal
@@ -43,6 +45,21 @@ def test_rules_are_applied_as_given(part: int) -> None:
     graph = equal(loss, dict.fromkeys(chosen, PARAMS["w"]), BATCH)
     assert from_text(to_text(graph)) == graph
     assert unruled(graph, executor("jax")) == {}, "all of them split the batch"
+
+
+def test_rules_are_tried_where_a_number_in_the_function_makes_a_corner() -> None:
+    """That of logaddexp gives a half where both are equal, differentiating its maximum one."""
+
+    def loss(params: Any, batch: Any) -> Any:
+        return jnp.mean(jnp.logaddexp(2.0, batch["x"] * params["w"][0] + 2.0) * 1.5)
+
+    params, batch = {"w": np.zeros((1, 8), np.float32)}, {"x": np.ones((4, 8), np.float32)}
+    compare(capture(loss, params, batch), loss, params, batch)
+
+
+def test_a_function_whose_body_has_no_derivative_is_kept_as_given() -> None:
+    graph = capture(over(lambda y: jax.scipy.special.zeta(y * y + 2, 1.5)), PARAMS, BATCH).graph
+    assert "custom::zeta" in [op.kind for op in graph.ops]
 
 
 def test_what_jax_has_an_op_for_is_that_op() -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -290,7 +290,7 @@ def is_what_it_computes(eqn: Any, made: Function, drafted: Drafted, operands: An
     avals = [[v.aval for v in side] for side in (eqn.invars, eqn.outvars)]
     try:
         backward = _vjp(run, *avals)
-    except ValueError:  # a loop, as of `jax.lax.custom_root`
+    except (ValueError, NotImplementedError):  # a loop, as of `jax.lax.custom_root`, or `zeta`
         return False
     plain = function_of(eqn, operands, backward, drafted)
     if plain.indices.rule.text != made.indices.rule.text:
@@ -298,7 +298,7 @@ def is_what_it_computes(eqn: Any, made: Function, drafted: Drafted, operands: An
     functions = [jax.jit(_small(f)) for f in (made, plain)]
     shapes = _operands(made)
     with jax.enable_x64(True):
-        for numbers in _numbers(shapes):
+        for numbers in _numbers(shapes, [*_written(made.forward), *_written(made.backward)]):
             ours, theirs = (f(*numbers) for f in functions)
             for a, b in zip(ours, theirs, strict=True):
                 if not np.allclose(a, b, rtol=CLOSE, atol=1e-300, equal_nan=True):
@@ -327,10 +327,22 @@ def _operands(made: Function) -> list[tuple[tuple[int, ...], str]]:
     return [(small.tensors[n].shape, small.tensors[n].dtype) for n in small.inputs]
 
 
-def _numbers(shapes: Sequence[tuple[tuple[int, ...], str]]) -> Any:
-    """Operands to try: ordinary numbers, then those at which functions have corners."""
+def _written(graph: Graph) -> Iterator[float]:
+    """The numbers that stand in a graph: a maximum with one has a corner there."""
+    for op in graph.ops:
+        for name in ("other", "min", "max", "a", "b", "value"):
+            number = op.attrs.get(name)
+            if isinstance(number, int | float) and np.isfinite(number):
+                yield float(number)
+
+
+def _numbers(shapes: Sequence[tuple[tuple[int, ...], str]], written: Sequence[float]) -> Any:
+    """Operands to try: ordinary numbers, then those at which functions have corners, ``written``
+    ones among them."""
     rng = np.random.default_rng(0)
-    corners = np.array([0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 1e-8, -1e-8, 3.0, 6.0, -20.0, 20.0, 300.0])
+    corners = np.array(
+        [0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 1e-8, -1e-8, 3.0, 6.0, -20.0, 20.0, 300.0, *written]
+    )
 
     def make(shape: tuple[int, ...], dtype: str, corner: bool) -> Any:
         if dtype == "bool":
