@@ -25,9 +25,17 @@ class Chooser:
     """Goes through the ops in order; what cannot be reached is drawn again."""
 
     def __init__(
-        self, captured: Captured, mesh: Mesh, microbatches: int, seed: int, whole: float = 0.2
+        self,
+        captured: Captured,
+        mesh: Mesh,
+        microbatches: int,
+        seed: int,
+        whole: float = 0.2,
+        even: bool = False,
     ) -> None:
-        """``whole``: how often an op is left as it is on the model axes."""
+        """``whole``: how often an op is left as it is on the model axes; ``even``: all pieces of a
+        tensor are of one length, as JAX has them."""
+        self.even = even
         self.captured = captured
         self.stage_mesh = mesh
         self.mesh = Mesh((MICROBATCH, *mesh.axes), (microbatches, *mesh.sizes)).trimmed()
@@ -139,6 +147,9 @@ class Chooser:
                     chosen = "whole"
                 strategy = _combined(chosen, data, self.mesh)
                 wants, gives = shardings(bound, strategy, self.mesh, into, out)
+                named = zip((*op.inputs, *op.outputs), (*wants, *gives), strict=True)
+                if self.even and not all(self._is_even(graph.tensors[n], s) for n, s in named):
+                    continue
                 if all(
                     _is_statistic(op, n, graph)
                     or self._reaches(graph.tensors[n], shared[n], w, grad)
@@ -167,6 +178,13 @@ class Chooser:
     def _body_outputs(self, block: str) -> list[Sharding]:
         return self._made[block]
 
+    def _is_even(self, tensor: Tensor, sharding: Sharding) -> bool:
+        ways = [1] * len(tensor.shape)
+        for axis, placement in sharding.placements:
+            if placement.kind == "S":
+                ways[placement.dim] *= self.mesh.size(axis)
+        return all(n % w == 0 for n, w in zip(tensor.shape, ways, strict=True))
+
     def _reaches(
         self, tensor: Tensor, source: Sharding, target: Sharding, grad: bool | None = None
     ) -> bool:
@@ -188,9 +206,12 @@ def _combined(model: str, data: str, mesh: Mesh):  # type: ignore[no-untyped-def
     )
 
 
-def random_stage(captured: Captured, mesh: Mesh, microbatches: int, seed: int) -> Spread:
-    """A spread that `lower` accepts."""
-    chooser = Chooser(captured, mesh, microbatches, seed, whole=random.Random(seed).random() / 2)
+def random_stage(
+    captured: Captured, mesh: Mesh, microbatches: int, seed: int, even: bool = False
+) -> Spread:
+    """A spread that `lower` accepts; ``even``: see `Chooser`."""
+    whole = random.Random(seed).random() / 2
+    chooser = Chooser(captured, mesh, microbatches, seed, whole, even)
     spread = chooser.spread()
     lower(captured.graph, spread, microbatches, BatchCut(Cut(chooser.dims, chooser.flow.choices)))
     return spread

@@ -1,9 +1,9 @@
 """Calls of functions of JAX as small models, captured, and under stages that are drawn.
 
-The first dim of what is called with is the batch, or else a parameter. Each float of the batch has a
-parameter of its own behind every entry, zero at first, which a second entry weighs: equal numbers
-stay equal, and a gradient that goes to another one of them is wrong. The loss is made of all that
-the call makes, each entry weighed by its place.
+What a function is called with has samples in front, or is a parameter. Behind each float of the
+batch stands a parameter, zero at first, which a second entry weighs: equal numbers stay equal, and
+a gradient that goes to another one of them is wrong. The loss is made of all that the call makes,
+each entry weighed by its place.
 """
 
 from __future__ import annotations
@@ -110,15 +110,16 @@ def operands(call: Call, values: Sequence[Any]) -> tuple[Numbers, Numbers, dict[
 
 
 def tried(call: Call, stages: Sequence[tuple[Mesh, int]] = ()) -> Iterator[Outcome]:
-    """Under each kind of numbers what capture gives, and what programs give."""
+    """Under each kind of numbers what capture gives, and under the last one what programs give."""
     why = "no values"
-    for some in call.tries:
+    for number, some in enumerate(call.tries, 1):
         for words, values in some.items():
             params, batch, constants = operands(call, values)
             loss = loss_of(call, constants)
             why = not_run(loss, params, batch)
             if not why:
-                yield from _tried(call.name, words, loss, params, batch, stages)
+                of_last = stages if number == len(call.tries) else ()
+                yield from _tried(call.name, words, loss, params, batch, of_last)
                 break
         else:
             yield Outcome(call.name, "", "", "not run", why)
@@ -185,9 +186,8 @@ def run(
 
 def drawn(name: str, workload: Workload, captured: Captured, mesh: Mesh, seed: int) -> Made:
     """The program of a captured workload under a stage that is drawn."""
-    spread = random_stage(captured, mesh, 1, seed)
-    how = {"framework": "jax", "optimizer": workload.optimizer, "style": "compiled"}
-    lowered, plan = decided(captured, spread, **how)
-    planned = PlanResult(plan, workload, cluster(mesh.size), captured, lowered.graph, lowered, ())
+    how: dict[str, Any] = {"framework": "jax", "optimizer": workload.optimizer, "style": "compiled"}
+    lowered, plan = decided(captured, random_stage(captured, mesh, 1, seed, even=True), **how)
     files = emit(lowered, plan, captured)
+    planned = PlanResult(plan, workload, cluster(4), captured, lowered.graph, lowered, ())
     return Made(name, {"name": name}, workload, captured, planned, files)

@@ -49,7 +49,8 @@ def _held(*sizes: int) -> Shape:
 
 
 def _each(function: Callable[..., Any]) -> Callable[..., Any]:
-    return jax.vmap(function)
+    mapped: Callable[..., Any] = jax.vmap(function)
+    return mapped
 
 
 def _at(name: str, value: Any = None, **options: Any) -> Callable[..., Any]:
@@ -63,6 +64,11 @@ def _at(name: str, value: Any = None, **options: Any) -> Callable[..., Any]:
     return function
 
 
+def _finite_segments(name: str, x: Any, i: Any) -> Any:
+    made = getattr(jax.ops, f"segment_{name}")(x, i, num_segments=4)
+    return jnp.nan_to_num(made, posinf=0, neginf=0)
+
+
 def _scan(x: Any, w: Any) -> Any:
     def step(h: Any, row: Any) -> Any:
         h = jnp.maximum(h * 0.5, row @ w)
@@ -72,6 +78,37 @@ def _scan(x: Any, w: Any) -> Any:
     return last, sums.T
 
 
+EINSUMS: Mapping[str, Sequence[Shape]] = {
+    "bsd,df->bsf": [X, _held(6, 8)],
+    "bsd,btd->bst": [X, X],
+    "bsd,bsd->bs": [X, X],
+    "bsd->bd": [X],
+    "bsd->dsb": [X],
+    "bss->bs": [S],
+    "bss->b": [S],
+    "bsd,d->bs": [X, _held(6)],
+    "bsd,bse,ef->bdf": [X, X, _held(6, 8)],
+    "bsd,sd->b": [X, _held(4, 6)],
+    "bsd,d->bsd": [X, _held(6)],
+    "...d,fd->...f": [X, _held(8, 6)],
+    "bsd,cd->": [X, X],
+}
+LOSSES: Mapping[str, Sequence[Shape]] = {
+    "l2_loss": [X, X],
+    "huber_loss": [X, X],
+    "log_cosh": [X, X],
+    "cosine_similarity": [X, X],
+    "cosine_distance": [X, X],
+    "hinge_loss": [X, X],
+    "sigmoid_binary_cross_entropy": [X, X],
+    "sigmoid_focal_loss": [X, X],
+    "softmax_cross_entropy": [X, X],
+    "safe_softmax_cross_entropy": [X, X],
+    "softmax_cross_entropy_with_integer_labels": [X, IDS],
+    "kl_divergence_with_log_targets": [X, X],
+    "poly_loss_cross_entropy": [X, X],
+    "squared_error": [X, X],
+}
 BY_HAND: Mapping[str, Row] = {
     # limits
     "jnp.clip(x, -1, 1)": (lambda x: jnp.clip(x, -1, 1), [X]),
@@ -191,13 +228,19 @@ BY_HAND: Mapping[str, Row] = {
     "jnp.digitize": (lambda x: x * jnp.digitize(x, jnp.arange(-1.0, 2.0)), [X]),
     "jnp.interp": (lambda x: jnp.interp(x, jnp.arange(-1.0, 2.0), jnp.arange(3.0) ** 2), [X]),
     "jnp.lexsort": (lambda x, n: jnp.take_along_axis(x, jnp.lexsort((x, n)), -1), [X, N]),
-    "jnp.histogram": (_each(lambda x: jnp.histogram(x, bins=4, range=(-2.0, 2.0))[0] * x.sum()), [R]),
+    "jnp.histogram": (
+        _each(lambda x: jnp.histogram(x, bins=4, range=(-2.0, 2.0))[0] * x.sum()),
+        [R],
+    ),
     "jnp.bincount": (_each(lambda n: jnp.bincount(n, length=4)), [IDS]),
     "jnp.isin": (lambda n, x: jnp.isin(n, jnp.array([1, 3])) * x, [N, X]),
     # pieces
     **{
         f"jnp.pad {how}": (partial(jnp.pad, pad_width=((0, 0), (1, 2), (2, 1)), mode=how), [X])
-        for how in "constant edge reflect symmetric wrap mean maximum minimum median linear_ramp".split()
+        for how in (
+            *("constant", "edge", "reflect", "symmetric", "wrap"),
+            *("mean", "maximum", "minimum", "median", "linear_ramp"),
+        )
     },
     "lax.pad inside": (lambda x: lax.pad(x, 0.5, ((0, 0, 0), (1, 0, 1), (-1, 2, 0))), [X]),
     "jnp.roll": (lambda x: jnp.roll(x, 1, axis=1), [X]),
@@ -257,7 +300,10 @@ BY_HAND: Mapping[str, Row] = {
         [X, IDS],
     ),
     "lax.dynamic_index_in_dim": (_each(lambda x, i: lax.dynamic_index_in_dim(x, i[0])), [X, IDS]),
-    **{f"at.{name} of each": (_at(name), [X, IDS]) for name in "set add multiply min max divide".split()},
+    **{
+        f"at.{name} of each": (_at(name), [X, IDS])
+        for name in "set add multiply min max divide".split()
+    },
     "at.add of a number": (_at("add", 0.5), [X, IDS]),
     "at.power": (_at("power", 2.0), [X, IDS]),
     "at.set of a column": (lambda x: x.at[:, :, 2].set(0.0), [X]),
@@ -268,21 +314,7 @@ BY_HAND: Mapping[str, Row] = {
     "at.get fill": (lambda x: x.at[:, jnp.array([0, 9])].get(mode="fill", fill_value=1.0), [X]),
     "at.set of a mask": (lambda x: jnp.where(x > 0, 1.0, x).at[:, 1].set(2.0), [X]),
     **{
-        f"jax.ops.segment_{name}": (
-            _each(lambda x, i, name=name: getattr(jax.ops, f"segment_{name}")(x, i, num_segments=4)),
-            [X, IDS],
-        )
-        for name in ("sum", "prod")
-    },
-    **{
-        f"jax.ops.segment_{name}": (
-            _each(
-                lambda x, i, name=name: jnp.nan_to_num(
-                    getattr(jax.ops, f"segment_{name}")(x, i, num_segments=4), posinf=0, neginf=0
-                )
-            ),
-            [X, IDS],
-        )
+        f"jax.ops.segment_{name}": (_each(partial(_finite_segments, name)), [X, IDS])
         for name in ("max", "min")
     },
     "segment_sum over the batch": (
@@ -296,24 +328,7 @@ BY_HAND: Mapping[str, Row] = {
         [X, IDS],
     ),
     # products
-    **{
-        f"einsum {text}": (partial(jnp.einsum, text), shapes)
-        for text, shapes in {
-            "bsd,df->bsf": [X, _held(6, 8)],
-            "bsd,btd->bst": [X, X],
-            "bsd,bsd->bs": [X, X],
-            "bsd->bd": [X],
-            "bsd->dsb": [X],
-            "bss->bs": [S],
-            "bss->b": [S],
-            "bsd,d->bs": [X, _held(6)],
-            "bsd,bse,ef->bdf": [X, X, _held(6, 8)],
-            "bsd,sd->b": [X, _held(4, 6)],
-            "bsd,d->bsd": [X, _held(6)],
-            "...d,fd->...f": [X, _held(8, 6)],
-            "bsd,cd->": [X, X],
-        }.items()
-    },
+    **{f"einsum {text}": (partial(jnp.einsum, text), shapes) for text, shapes in EINSUMS.items()},
     "jnp.tensordot": (lambda x, w: jnp.tensordot(x, w, 2), [X, _held(4, 6, 2)]),
     "jnp.dot": (jnp.dot, [X, _held(6, 8)]),
     "jnp.inner": (jnp.inner, [X, _held(8, 6)]),
@@ -353,6 +368,11 @@ BY_HAND: Mapping[str, Row] = {
     "conv negative pads": (_conv(padding=((-1, 1), (0, 0))), [NHWC, _held(2, 2, 4, 8)]),
     "conv dilated": (_conv(rhs_dilation=(2, 2)), [NHWC, _held(3, 3, 4, 8)]),
     "conv of a dilated image": (_conv(lhs_dilation=(2, 2)), [NHWC, _held(3, 3, 4, 8)]),
+    "conv of a dilated image in groups": (
+        _conv(lhs_dilation=(2, 2), feature_group_count=2),
+        [NHWC, _held(3, 3, 2, 8)],
+    ),
+    "lax.reshape in another order": (lambda x: lax.reshape(x, (B, 24), (0, 2, 1)), [X]),
     "conv in groups": (_conv(feature_group_count=2), [NHWC, _held(3, 3, 2, 8)]),
     "conv of each channel": (_conv(feature_group_count=4), [NHWC, _held(3, 3, 1, 8)]),
     "conv in batch groups": (_conv(batch_group_count=2), [NHWC, _held(3, 3, 4, 8)]),
@@ -436,7 +456,9 @@ BY_HAND: Mapping[str, Row] = {
         [Q, Q, Q, _held(1, 4, 8, 8)],
     ),
     "layer norm by hand": (
-        lambda x, v: (x - x.mean(-1, keepdims=True)) * lax.rsqrt(x.var(-1, keepdims=True) + 1e-5) * v,
+        lambda x, v: (
+            (x - x.mean(-1, keepdims=True)) * lax.rsqrt(x.var(-1, keepdims=True) + 1e-5) * v
+        ),
         [X, _held(6)],
     ),
     "rms norm by hand": (
@@ -448,25 +470,7 @@ BY_HAND: Mapping[str, Row] = {
         lambda x, i: -jnp.take_along_axis(nn.log_softmax(x), i[..., None], -1).mean(),
         [X, IDS],
     ),
-    **{
-        f"optax.{name}": (getattr(optax, name), shapes)
-        for name, shapes in {
-            "l2_loss": [X, X],
-            "huber_loss": [X, X],
-            "log_cosh": [X, X],
-            "cosine_similarity": [X, X],
-            "cosine_distance": [X, X],
-            "hinge_loss": [X, X],
-            "sigmoid_binary_cross_entropy": [X, X],
-            "sigmoid_focal_loss": [X, X],
-            "softmax_cross_entropy": [X, X],
-            "safe_softmax_cross_entropy": [X, X],
-            "softmax_cross_entropy_with_integer_labels": [X, IDS],
-            "kl_divergence_with_log_targets": [X, X],
-            "poly_loss_cross_entropy": [X, X],
-            "squared_error": [X, X],
-        }.items()
-    },
+    **{f"optax.{name}": (getattr(optax.losses, name), shapes) for name, shapes in LOSSES.items()},
     "optax.triplet": (lambda x, y, z: optax.losses.triplet_margin_loss(x, y, z), [X, X, X]),
     "optax.kl_divergence": (
         lambda x, y: optax.losses.kl_divergence(nn.log_softmax(x), nn.softmax(y)),

@@ -21,6 +21,7 @@ import jax.scipy.special
 import numpy as np
 
 from tests.jax.as_models import BATCH, Call
+from tests.jax.calls_by_hand import BY_HAND
 
 Shape = tuple[tuple[int, ...], str]
 F, I, B = "float32", "int32", "bool"  # noqa: E741
@@ -139,10 +140,16 @@ def by_template(name: str) -> Iterator[Call]:
                 continue
             text = _traced(called, shapes)
             if text is not None and text not in seen:
-                yield call(f"{name}({words})", called, shapes, held, symmetric=matrices)
+                yield call(f"{name}({words})", called, shapes, held, matrices, 1)
             if text is not None:
                 seen.add(text)
                 break
+
+
+def by_hand(name: str) -> Iterator[Call]:
+    function, shapes = BY_HAND[name]
+    held = frozenset(i for i, (sizes, _) in enumerate(shapes) if sizes[:1] != (BATCH,))
+    yield call(name, function, shapes, held)
 
 
 def _takes(function: Callable[..., Any], how: Callable[..., Any], count: int) -> bool:
@@ -180,14 +187,15 @@ def call(
     shapes: Sequence[Shape],
     held: frozenset[int] = NONE,
     symmetric: bool = False,
-    largest: int = 4,
+    least: int = 0,
 ) -> Call:
-    """``symmetric``: matrices that have a Cholesky factor; ``largest``: what integers are below."""
+    """``symmetric``: matrices that have a Cholesky factor; ``least``: the least integer of operands
+    behind the first, by which that may be divided."""
     floats = any(dtype == F for _, dtype in shapes)
     draws = [_SYMMETRIC] if symmetric else [_DRAWN, _WHOLE] if floats else [_DRAWN]
     tries = [
         {
-            words: [_number(draw, i, shape, largest) for i, shape in enumerate(shapes)]
+            words: [_number(draw, i, shape, least if i else 0) for i, shape in enumerate(shapes)]
             for words, draw in some.items()
         }
         for some in draws
@@ -195,13 +203,13 @@ def call(
     return Call(name, function, tuple(shapes), held, tries)
 
 
-def _number(draw: Callable[[Any, Any], Any], place: int, shape: Shape, largest: int) -> Any:
+def _number(draw: Callable[[Any, Any], Any], place: int, shape: Shape, least: int) -> Any:
     rng = np.random.default_rng(place)
     sizes, dtype = shape
     if dtype == B:
         return rng.random(sizes) < 0.5
     if dtype == I:
-        return rng.integers(0, largest, sizes)
+        return rng.integers(least, 4, sizes)
     return draw(rng, sizes)
 
 

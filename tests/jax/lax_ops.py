@@ -1,6 +1,6 @@
 """Functions of JAX, and the calls of JAX's own records of ops, as models (`as_models`).
 
-python -m tests.jax.lax_ops [--only NAME]... [--part 0/2] [--source public|records] [--programs]
+python -m tests.jax.lax_ops [--only NAME]... [--part 0/2] [--source NAME] [--programs 2]
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ import argparse
 import os
 import warnings
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from benchmarks.quick_xla import compile_quickly
 from tests.outcomes import Outcome, report
 
-SOURCES = ("public", "records")
+SOURCES = ("by hand", "public", "records")
 
 
 def outcomes(
@@ -24,9 +25,14 @@ def outcomes(
 ) -> Iterator[Outcome]:
     """``only``: what names begin by; ``programs``: under how many stages beside the capture."""
     from tests.jax.as_models import STAGES, tried
-    from tests.jax.lax_calls import by_template, harnesses, of_harnesses, public
+    from tests.jax.calls_by_hand import BY_HAND
+    from tests.jax.lax_calls import by_hand, by_template, harnesses, of_harnesses, public
 
-    known = {"public": (public, by_template), "records": (harnesses, of_harnesses)}
+    known: dict[str, Any] = {
+        "by hand": (lambda: BY_HAND, by_hand),
+        "public": (public, by_template),
+        "records": (harnesses, of_harnesses),
+    }
     names = [(name, known[s][1]) for s in sources for name in known[s][0]()]
     for name, calls in names[part[0] :: part[1]]:
         if only and not name.startswith(tuple(only)):
