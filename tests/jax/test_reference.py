@@ -268,3 +268,13 @@ def test_a_rounded_constant_stands_for_the_number_that_was_rounded() -> None:
 @given(st.floats(width=32, allow_nan=False, allow_infinity=False))
 def test_what_a_constant_stands_for_rounds_to_it(number: float) -> None:
     assert np.float32(unrounded(np.float32(number))) == np.float32(number)
+
+
+def test_a_series_that_has_more_terms_in_float64_makes_another_program() -> None:
+    params, batch = values()
+    loss = over(jax.scipy.special.erfcx)
+    with jax.enable_x64(True):
+        reference = reference_of(loss, PARAMS, BATCH)
+        ours, _ = reference.function(params, batch)
+        assert float(ours) == pytest.approx(float(loss(params, batch)), rel=1e-4)
+    assert any("another program for float64" in text for text in reference.unchecked)

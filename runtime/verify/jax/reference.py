@@ -136,8 +136,14 @@ Pair = tuple[Any, Any]
 def _aligned(declared: Any, exact: Any) -> Iterator[Pair | None]:
     """Constants at the same place of both, literals or values of constvars; None where the two are
     not the same program up to casts and the order in which gradients are added up."""
-    yield from zip(declared.consts, exact.consts, strict=True)
+    yield from _aligned_constants(declared.consts, exact.consts)
     yield from _aligned_bodies(declared.jaxpr, exact.jaxpr)
+
+
+def _aligned_constants(own: Sequence[Any], wide: Sequence[Any]) -> Iterator[Pair | None]:
+    """A series may have more terms in float64."""
+    for a, b in zip(own, wide, strict=True):
+        yield (a, b) if np.shape(a) == np.shape(b) else None
 
 
 def _aligned_bodies(a: Any, b: Any) -> Iterator[Pair | None]:
@@ -155,7 +161,7 @@ def _aligned_bodies(a: Any, b: Any) -> Iterator[Pair | None]:
             if isinstance(p, jex.Literal) and isinstance(q, jex.Literal):
                 yield p, q
         for p, q in zip(_bodies(x), _bodies(y), strict=True):
-            yield from zip(p.consts, q.consts, strict=True)
+            yield from _aligned_constants(p.consts, q.consts)
             yield from _aligned_bodies(p.jaxpr, q.jaxpr)
 
 
