@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -83,3 +84,14 @@ def test_large_ones_say_their_dtype() -> None:
     program = made_of("hashed", hashed(), {"dp_shard": "4", "tp": "2"})
     assert "jnp.uint32(2654435761)" in program.text
     assert program.exact()[0].largest <= TOLERANCE
+
+
+def test_numbers_that_are_joined_are_those_of_arrays() -> None:
+    """Integers that begin anew, and a root of a negative one, which Python has otherwise."""
+
+    def loss(params: Any, batch: Mapping[str, Any]) -> Any:
+        count = jax.jit(lambda a: a * a + a)(jnp.int32(70_000)) % 5
+        root = jax.jit(lambda a: a**0.5)(jnp.float32(-2.0))
+        return jnp.mean(batch["x"] * params["w"] * count * jnp.nan_to_num(root, nan=3.0))
+
+    equal(loss, {"w": models.shape(8)}, {"x": models.shape(4, 8)})
