@@ -18,6 +18,7 @@ from autopar.runtime.verify.jax.reference import reference_of
 from autopar.runtime.verify.verified import TOLERANCE
 from tests.jax import models
 from tests.jax.planned import LAYOUTS, made_of
+from tests.jax.test_capture import equal
 
 Form = Callable[[Any], Any]
 
@@ -154,3 +155,13 @@ def test_what_has_no_rule_is_refused_by_its_line() -> None:
     loss = _small(lambda h: jnp.tanh(_z(h)).real)
     with pytest.raises(ComplexNumbers, match=r"test_complex\.py:\d+.*tanh"):
         made_of("complex tanh", models.Model(loss, PARAMS, BATCH), {"dp_replicate": "8"})
+
+
+def test_parts_of_one_row_for_all_samples_are_as_many_as_their_results() -> None:
+    """As `jax.vmap` has a weight beside samples, which a sum over samples counts once each."""
+
+    def loss(params: Any, batch: Any) -> Any:
+        made = jax.vmap(lambda x: lax.complex(x, params["w"][0]))(batch["x"])
+        return jnp.sum(jnp.square(made.real)) + jnp.sum(jnp.square(made.imag))
+
+    equal(loss, {"w": models.shape(8, 8)}, {"x": models.shape(4, 8)})

@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import jax.extend.core as jex
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.extend import source_info_util
@@ -97,10 +98,18 @@ def _equation(eqn: Any, inputs: list[Any], at: Any) -> list[Any]:
         made = float_of(eqn.outvars[0].aval.dtype)
         return [transformed(inputs[0], made, params["fft_type"], params["fft_lengths"])]
     if name in RULES and not inside:
-        return [RULES[name](params, *inputs)]
+        return [_of_shape(RULES[name](params, *inputs), eqn.outvars[0].aval.shape)]
     if name in BOTH:
         return _of_both(eqn, inputs)
     raise ComplexNumbers(f"{place_of(eqn)}: {COMPLEX.format(name)}")
+
+
+def _of_shape(made: Any, shape: Sequence[int]) -> Any:
+    """A result, each part expanded: under `jax.vmap` operands may be of one row for all samples,
+    and so is a part that is made of one of them alone."""
+    if isinstance(made, Pair):
+        return Pair(*(None if p is None else _of_shape(p, shape) for p in (made.re, made.im)))
+    return made if tuple(made.shape) == tuple(shape) else jnp.broadcast_to(made, shape)
 
 
 def _of_both(eqn: Any, inputs: Sequence[Any]) -> list[Any]:
