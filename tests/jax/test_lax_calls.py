@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import jax.scipy.linalg
 import pytest
 from jax import lax
 
@@ -67,6 +68,9 @@ FORMS: dict[str, Callable[[Any], Any]] = {
     "reduce_window(x, jnp.inf, lax.min": _pooled(jnp.inf, lax.min),
     "reduce_window(x, 0.0, lax.add": _pooled(0.0, lax.add, window_dilation=(1, 2, 1, 1)),
     "linalg.cholesky(x)": lambda h: jnp.linalg.cholesky(h.mT @ h + jnp.eye(h.shape[-1])),
+    "linalg.cholesky(x, symmetrize_input=False)": lambda h: jax.scipy.linalg.cholesky(
+        h[:, :4, :4] * 0.1 + jnp.eye(4) * 2, lower=True
+    ),
     "select_n(x, x, x, x)": _chosen,
     "jnp.pad": _scanned,
     "jnp.rint": lambda h: jnp.round(h * 3) * h,
@@ -77,6 +81,7 @@ FORMS: dict[str, Callable[[Any], Any]] = {
     "broadcast_to": lambda h: jax.vmap(_last_places)(jnp.stack([h, h * 2])).sum(0),
     "abs": lambda h: lax.cond(True, jnp.abs, jnp.negative, h),
     "!=": lambda h: h * ((h < 0.1) != (h.mT[..., :6].mT > 0)),
+    "jnp.sin": lambda h: jnp.sin(jax.device_put(h)),
     "transpose": lambda h: lax.reshape(h, (h.shape[0], 48), (0, 2, 1)),
     "conv": lambda h: jax.vmap(jnp.convolve)(h[:, 0], h[:, 1, :3]),
     "reshape": lambda h: lax.pad(h, 0.5, ((0, 0, 0), (-1, 2, 2), (1, -2, 0))),

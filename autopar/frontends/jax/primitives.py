@@ -43,7 +43,7 @@ def convert(
     name: str, params: Mapping[str, Any], inputs: list[Operand], outs: Outs, builder: Builder
 ) -> list[Operand]:
     """Adds the ops of one equation; returns one operand per result."""
-    if name in SAME:
+    if name in SAME or (name == "device_put" and not any(params["devices"])):
         return list(inputs)
     if name in ELEMENTWISE:
         shape, dtype = outs[0]
@@ -253,6 +253,12 @@ def _argmin(params: Any, inputs: list[Operand], outs: Outs, builder: Builder) ->
     return _called("argmin", "axis")({"axis": dim}, inputs, outs, builder)
 
 
+def _cholesky(params: Any, inputs: list[Operand], outs: Outs, builder: Builder) -> list[Operand]:
+    """Of the lower half: what makes both halves alike before it is an op of its own."""
+    own = {"symmetrize_input": False}
+    return _called("cholesky", *own)(own, inputs, outs, builder)
+
+
 def _round(
     params: Any, inputs: list[Operand], outs: Outs, builder: Builder
 ) -> list[Operand] | None:
@@ -311,7 +317,7 @@ TABLE: Mapping[str, Callable[..., list[Operand] | None]] = {
     "argmin": _argmin,
     "round": _round,
     "sort": _called("sort", "dimension", "is_stable", "num_keys"),
-    "cholesky": _called("cholesky"),
+    "cholesky": _cholesky,
     "iota": _iota,
     "dot_general": dot_general,
     "gather": gathered,
