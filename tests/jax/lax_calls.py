@@ -238,12 +238,14 @@ _SYMMETRIC: Mapping[str, Callable[[Any, Any], Any]] = {"drawn": _definite}
 
 @cache
 def harnesses() -> Mapping[str, Sequence[Any]]:
-    """By group, those of the dtypes that models have."""
+    """By group, those of the dtypes that models have; draws of random numbers have tests of their
+    own (`test_random_keys`)."""
     from jax._src.internal_test_util.test_harnesses import all_harnesses
 
     groups: dict[str, list[Any]] = {}
     for one in all_harnesses:
-        if str(np.dtype(one.dtype)) in (F, I, B):
+        drawn = one.group_name.startswith("random_")
+        if str(np.dtype(one.dtype)) in (F, I, B) and not drawn:
             groups.setdefault(one.group_name, []).append(one)
     return groups
 
