@@ -114,6 +114,33 @@ class Norms(nn.Module):
         return normal.transpose(1, 2)
 
 
+class Mean(nn.Module):
+    """Is called for what it keeps alone."""
+
+    mean: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(WIDTH))
+
+    def forward(self, h: Tensor) -> None:
+        self.mean.lerp_(h.detach().mean((0, 1)), 0.1)
+
+
+class Unread(nn.Module):
+    """A branch that no loss reads, as a head that a user leaves out, which counts all the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.mean = nn.Linear(WIDTH, WIDTH), Mean()
+        self.norm, self.further = nn.BatchNorm1d(WIDTH), nn.BatchNorm1d(WIDTH, affine=False)
+
+    def forward(self, h: Tensor) -> Tensor:
+        aside = self.further(torch.relu(self.norm(self.into(h).transpose(1, 2))))
+        self.mean(aside.transpose(1, 2) + h)
+        return h.sin()
+
+
 class Seen(nn.Module):
     """Updated without the batch: any number of microbatches."""
 
@@ -149,7 +176,7 @@ def made_model(part: type[nn.Module], layers: int = 1) -> Model:
     return Model(part, layers)
 
 
-@pytest.mark.parametrize("part", [Codes, Parts, Diagonal, Replaced, Norms, Seen])
+@pytest.mark.parametrize("part", [Codes, Parts, Diagonal, Replaced, Norms, Unread, Seen])
 @pytest.mark.parametrize("layers", [1, 3])
 def test_numbers(part: type[nn.Module], layers: int) -> None:
     model = made_model(part, layers)

@@ -157,8 +157,7 @@ def scope_class(
     counted = [n for n in ("counts",) if any(o.op.name in printing.counts for o in scope.ops())]
     given = ["self", *(f"{n}: Tensor" for n in names)]
     given += [f"{n}: dict[str, Tensor]" for n in counted]
-    result = "Tensor" if len(outputs) == 1 else f"tuple[{', '.join(['Tensor'] * len(outputs))}]"
-    lines.add(f"def forward({', '.join(given)}) -> {result}:")
+    lines.add(f"def forward({', '.join(given)}) -> {_result(len(outputs))}:")
     finish(lines, forward, returned)
     text = "\n".join([f"({modules.base(root)}):", *lines.lines])
     name = printing.library.add(hint, text)
@@ -166,9 +165,17 @@ def scope_class(
     return name
 
 
+def _result(count: int) -> str:
+    """What a forward returns; nothing where it only writes buffers."""
+    if not count:
+        return "None"
+    return "Tensor" if count == 1 else f"tuple[{', '.join(['Tensor'] * count)}]"
+
+
 def finish(lines: Lines, forward: Forward, returned: str) -> None:
     """The statements of a forward and its return, after its ``def``."""
-    forward.lines.add(f"return {returned}", forward.returned_comment)
+    if returned:
+        forward.lines.add(f"return {returned}", forward.returned_comment)
     lines.lines += forward.lines.lines
 
 

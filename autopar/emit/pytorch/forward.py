@@ -314,6 +314,9 @@ class Forward(Operands):
         reads_all = frozenset().union(*(a.reads for a in args)) if args else frozenset()
         expr = Expr(text, reads=reads_all, weight=HEAVY + sum(a.weight for a in args))
         self.end_statement()
+        if not outputs:
+            self.lines.add(text)
+            return
         for name, given in zip(outputs, self.around.returned.get(scope.path, ()), strict=False):
             if given.isidentifier() and given not in ("x", "h"):
                 self.hints[name] = given

@@ -107,11 +107,12 @@ def final(swap: dict[Value, Value], value: Value) -> Value:
 
 
 def drop_dead(nodes: Sequence[Node], results: Iterable[Value]) -> list[Node]:
-    """``nodes`` without those that ``results`` do not need."""
+    """``nodes`` without those that neither ``results`` nor what the model keeps needs."""
     needed = set(results)
     kept: list[Node] = []
     for node in reversed(nodes):
-        if node.kind in EFFECTS or needed.intersection(node.outputs):
+        effects = node.kind in EFFECTS or node.attrs.get("updates_buffers")
+        if effects or needed.intersection(node.outputs):
             kept.append(node)
             needed.update(node.inputs)
     kept.reverse()
