@@ -25,6 +25,18 @@ def op_name(target: Any) -> str:
     return name
 
 
+_AUGMENTED = {f"__i{name}__": f"__{name}__" for name in ("and", "or", "xor", "lshift", "rshift")}
+"""What ``x &= y`` calls, whose name has no ``_`` of an op in place, and what ``x & y`` does."""
+
+
+def plain_name(target: Any) -> str:
+    """`op_name` without what says that it writes in place: of ``add_`` ``add``."""
+    name = op_name(target)
+    if name.endswith("_") and not name.endswith("__"):
+        return name[:-1]
+    return _AUGMENTED.get(name, name)
+
+
 def overload_name(target: OpOverload) -> str:
     """``Tensor`` of ``aten.add_.Tensor``."""
     return target._overloadname
@@ -40,7 +52,7 @@ def returning(target: Any) -> Any:
     what it writes; None where there is none."""
     if not target._schema.is_mutable:
         return target
-    packet = getattr(getattr(torch.ops, target.namespace), op_name(target).removesuffix("_"), None)
+    packet = getattr(getattr(torch.ops, target.namespace), plain_name(target), None)
     names = [] if packet is None else packet.overloads()
     taken = [str(a.type) for a in target._schema.arguments]
     for overload in (getattr(packet, name) for name in names):

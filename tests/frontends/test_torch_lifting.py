@@ -265,7 +265,15 @@ def _by_numbers(x: Tensor, w: Tensor) -> Tensor:
     return y
 
 
-WRITES = [_fill_slices, _through_a_view, _read_after, _masked]
+def _masks_by_masks(x: Tensor, w: Tensor) -> Tensor:
+    keep = x > 0
+    keep &= w > 0
+    keep |= x.abs() > 2
+    keep[:, 0] ^= True
+    return torch.where(keep, x, 0.5)
+
+
+WRITES = [_masks_by_masks, _fill_slices, _through_a_view, _read_after, _masked]
 WRITES += [_every_second, _every_second_of_a_part, _turned, _by_numbers]
 
 

@@ -29,14 +29,12 @@ from autopar.frontends.pytorch.lifter import Lifter
 from autopar.frontends.pytorch.original_calls import bound, original_call
 from autopar.nouns.graph import freeze
 from autopar.rules.torch_calls import POINTWISE
-from autopar.torch_private.ops import op_name, returning, schema_of
+from autopar.torch_private.ops import op_name, plain_name, returning, schema_of
 
 
 def lift_call(lifter: Lifter, node: fx.Node) -> Any:
     """Emits what ``node`` becomes and returns its value, or values for several results."""
-    packet = op_name(node.target)
-    if packet.endswith("_") and not packet.endswith("__"):
-        packet = packet[:-1]  # the lifter gives in-place ops their effect
+    packet = plain_name(node.target)  # the lifter gives in-place ops their effect
     call = Call(lifter, node, bound(lifter, node))
     if meets_complex(node):
         return lift_complex(call)

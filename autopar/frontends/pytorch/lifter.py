@@ -18,7 +18,7 @@ from autopar.frontends.pytorch.errors import UnsupportedOpError
 from autopar.frontends.pytorch.ir import Node, Shape, Value
 from autopar.frontends.pytorch.trace import Trace
 from autopar.nouns.graph import DTYPE_BYTES, Source, freeze
-from autopar.torch_private.ops import OpOverload, op_name
+from autopar.torch_private.ops import OpOverload, op_name, plain_name
 from autopar.torch_private.tensors import memory_of
 
 
@@ -155,8 +155,7 @@ def _may_write(node: fx.Node) -> bool:
 def is_inplace(target: Any) -> bool:
     if not isinstance(target, OpOverload) or target.namespace != "aten":
         return False
-    name = op_name(target)
-    return name.endswith("_") and not name.endswith("__") and name != "detach_"
+    return plain_name(target) != op_name(target) and op_name(target) != "detach_"
 
 
 def viewed(node: fx.Node) -> fx.Node | None:
