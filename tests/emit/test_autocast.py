@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -127,6 +128,38 @@ def test_autocast_of_a_device_that_is_not_here() -> None:
     def body(m: Any, h: Tensor) -> Tensor:
         with torch.autocast("cuda", dtype=HALF):
             return h * 2
+
+    with pytest.raises(UnsupportedOpError, match=r"x\.device\.type"):
+        capture_of(lambda: Model(body), batch)
+
+
+@torch.amp.autocast("cuda", enabled=False)  # type: ignore[untyped-decorator]
+def _turned(h: Tensor) -> Tensor:
+    """As libraries have it around the angles of rotary embeddings."""
+    return h.float().cos() * h
+
+
+def test_decorators_that_turn_autocast_of_a_device_off() -> None:
+    def body(m: Any, h: Tensor) -> Tensor:
+        turned: Tensor = _turned(h)
+        return turned
+
+    model = Model(body)
+    captured = capture_of(lambda: copy.deepcopy(model), batch)
+    made = emitted(captured, random_stage(captured, Mesh.parse("dp_shard=2 x tp=2"), 1, 0))
+    check(made, model, batch(), issued=False)
+
+
+def test_decorators_that_turn_it_on() -> None:
+    with warnings.catch_warnings(action="ignore"):  # that there is no such device
+
+        @torch.amp.autocast("cuda", dtype=HALF)  # type: ignore[untyped-decorator]
+        def narrow(h: Tensor) -> Tensor:
+            return h * 2
+
+    def body(m: Any, h: Tensor) -> Tensor:
+        small: Tensor = narrow(h)
+        return small
 
     with pytest.raises(UnsupportedOpError, match=r"x\.device\.type"):
         capture_of(lambda: Model(body), batch)

@@ -7,6 +7,7 @@ no such form, and is refused.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from autopar.frontends.pytorch.autocast_decorators import is_off
 from autopar.frontends.pytorch.errors import UnsupportedOpError
 from autopar.torch_private.modes import TorchDispatchMode
 from autopar.torch_private.ops import to_copy
@@ -46,7 +48,10 @@ def autocast_of_devices_refused() -> Iterator[None]:
         self.asked = enabled
 
     def begin(self: Any) -> Any:
-        if self.device != "cpu" and getattr(self, "asked", True):
+        asked = getattr(self, "asked", None)
+        if asked is None:  # made before: a decorator
+            asked = not is_off(sys._getframe(1))
+        if self.device != "cpu" and asked:
             refuse(self.device)
         return enter(self)
 
