@@ -50,7 +50,15 @@ def lifted_sum(z: Tensor, w: Tensor, x: Tensor) -> Tensor:
     return (3 - z).sum(-1, keepdim=True) + z.mean(1, keepdim=True)
 
 
+def in_pieces(z: Tensor, w: Tensor, x: Tensor) -> Tensor:
+    first, second, third = z.split([1, 2, 3], dim=-1)  # type: ignore[no-untyped-call]
+    left, right = z.chunk(2, -1)
+    whole = torch.cat([second * 2, first, third], -1) * torch.cat([right, left], -1)
+    return whole + torch.stack([*z.unbind(-1)][::-1], -1) * w[0]
+
+
 FORMS: dict[str, Form] = {
+    "split in pieces": in_pieces,
     "einsum of two": lambda z, w, x: torch.einsum("bsd,de->bse", z, w),
     "real part": lambda z, w, x: (z @ w).real + z.real @ w.imag,
     "matmul": lambda z, w, x: z @ w @ w.mH,

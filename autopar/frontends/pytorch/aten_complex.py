@@ -137,7 +137,10 @@ COMPLEX: dict[str, Lift] = {
     "_conj": _conjugate,
     "real": _part(0),
     "imag": _part(1),
-    **{name: _as_pairs(name) for name in ("slice", "select", "narrow")},
+    **{
+        name: _as_pairs(name)
+        for name in "slice select narrow split split_with_sizes chunk tensor_split unbind".split()
+    },
     **{
         name: _reshape
         for name in (

@@ -21,7 +21,7 @@ from autopar.torch_private.ops import op_name, overload_name
 _LINEAR = frozenset(
     "add sub rsub neg sum mean cat stack flip roll permute transpose t swapaxes movedim mT "
     "numpy_T where tril triu zeros_like empty_like new_zeros zeros empty pad constant_pad_nd "
-    "cumsum index_select gather index_add masked_fill diagonal repeat tile split chunk unbind "
+    "cumsum index_select gather index_add masked_fill diagonal repeat tile "
     "copy unfold slice_scatter select_scatter".split()
 )
 """Each part of the result is the op of that part of what is complex; what is real has no imaginary
