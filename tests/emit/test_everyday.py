@@ -519,7 +519,24 @@ class Named(nn.Module):
         return F.cross_entropy(self.down(turned), y)
 
 
+class Standardised(nn.Module):
+    """Weights brought to mean 0 and variance 1 by a batch norm that has a weight and no bias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.down = nn.Conv1d(4, 8, 3, padding=1), nn.Linear(64, CLASSES)
+        self.gain = nn.Parameter(torch.linspace(0.5, 1.5, 8)[:, None, None])
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        rows = self.conv.weight.reshape(1, 8, -1)
+        gain = (self.gain * 12**-0.5).view(-1)
+        rows = F.batch_norm(rows, None, None, weight=gain, training=True, momentum=0.0)
+        h = F.conv1d(x, rows.reshape_as(self.conv.weight), self.conv.bias, padding=1)
+        return F.cross_entropy(self.down(torch.tanh(h).flatten(1)), y)
+
+
 LAYERS: dict[str, Callable[[], nn.Module]] = {
+    "standardised weights": Standardised,
     "inverses": Inverted,
     "folded patches": Folded,
     "names of keywords": Named,

@@ -302,6 +302,8 @@ SHAPES: list[Callable[[Tensor, Tensor], Tensor]] = [
     lambda x, w: torch.where(x > 0, x, 0.1) + torch.maximum(x, w) + torch.minimum(x, w),
     lambda x, w: torch.gather(x, 2, x.argmax(-1, keepdim=True)) * x.detach(),
     lambda x, w: F.group_norm(x.mT, 4).mT + F.layer_norm(x, (S, D)) + F.rms_norm(x, (D,), w),
+    lambda x, w: F.batch_norm(x.mT, None, None, w, training=True) * x.mT,
+    lambda x, w: F.batch_norm(x.mT, None, None, None, w, training=True) * x.mT,
     lambda x, w: F.max_pool1d(x, 2).sum((1, 2), keepdim=True) + F.avg_pool1d(x, 3),
 ]
 

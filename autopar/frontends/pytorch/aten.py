@@ -237,15 +237,26 @@ def _instance_norm(call: Call) -> Value:
 
 
 def _batch_norm(call: Call) -> Value:
-    operands = [call[name] for name in ("weight", "bias", "running_mean", "running_var")]
-    given = [o is not None for o in operands]
-    if given[0] != given[1] or given[2] != given[3] or call["momentum"] is None:
+    x, weight, bias = (call[name] for name in ("input", "weight", "bias"))
+    running = [v for name in ("running_mean", "running_var") if (v := call[name]) is not None]
+    if len(running) == 1 or call["momentum"] is None:
         raise Unliftable
-    return call.lifter.emit_like(
-        "batch_norm", call["input"], *(o for o in operands if o is not None),
-        eps=call["eps"], momentum=call["momentum"], affine=given[0], training=call["training"],
-        updates_buffers=bool(call["training"] and given[2]),
+    both = [weight, bias] if weight is not None and bias is not None else []
+    made = call.lifter.emit_like(
+        "batch_norm", x, *both, *running,
+        eps=call["eps"], momentum=call["momentum"], affine=bool(both), training=call["training"],
+        updates_buffers=bool(call["training"] and running),
     )  # fmt: skip
+    return made if both else _of_channels(call.lifter, made, weight, bias)
+
+
+def _of_channels(lifter: Lifter, x: Value, weight: Value | None, bias: Value | None) -> Value:
+    """``x`` times one, or plus the other, where only one is given, as for standardised weights."""
+    for kind, given in (("mul", weight), ("add", bias)):
+        if given is not None:
+            spread = (given.shape[0], *(1 for _ in x.shape[2:]))
+            x = lifter.emit_like(kind, x, lifter.as_dtype(lifter.reshape(given, spread), x.dtype))
+    return x
 
 
 def _weight_norm(call: Call) -> Value:
