@@ -43,6 +43,7 @@ SOLVE = "custom_linear_solve"
 LIBRARY = os.path.dirname(jax.__file__) + "/"
 SMALL = 5  # about the size of a dim when numbers are tried
 CLOSE = 1e-9
+CORNERS, WRITTEN = 8, 2  # trials
 
 Drafted = Callable[[Any, Sequence[Operand]], Draft]
 """A closed jaxpr on operands, everything in it inlined."""
@@ -337,22 +338,26 @@ def _written(graph: Graph) -> Iterator[float]:
 
 
 def _numbers(shapes: Sequence[tuple[tuple[int, ...], str]], written: Sequence[float]) -> Any:
-    """Operands to try: ordinary numbers, then those at which functions have corners, ``written``
-    ones among them."""
+    """Operands to try: ordinary numbers and those at which functions have corners, by turns; then
+    ordinary ones with ``written`` ones among them, few enough that a matrix stays a regular one."""
     rng = np.random.default_rng(0)
-    corners = np.array(
-        [0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 1e-8, -1e-8, 3.0, 6.0, -20.0, 20.0, 300.0, *written]
-    )
+    corners = np.array([0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 1e-8, -1e-8, 3.0, 6.0, -20.0, 20.0, 300.0])
+    others = sorted({*written} - {*corners.tolist()})
 
-    def make(shape: tuple[int, ...], dtype: str, corner: bool) -> Any:
+    def make(shape: tuple[int, ...], dtype: str, trial: int) -> Any:
         if dtype == "bool":
             return rng.random(shape) < 0.5
         if "int" in dtype:
             return rng.integers(0, 2, shape).astype(dtype)
-        return rng.choice(corners, shape) if corner else rng.normal(size=shape)
+        if trial < CORNERS and trial % 2 == 1:
+            return rng.choice(corners, shape)
+        ordinary = rng.normal(size=shape)
+        if trial < CORNERS:
+            return ordinary
+        return np.where(rng.random(shape) < 0.5, rng.choice(others, shape), ordinary)
 
-    for trial in range(8):
-        yield [make(s, d, trial % 2 == 1) for s, d in shapes]
+    for trial in range(CORNERS + (WRITTEN if others else 0)):
+        yield [make(s, d, trial) for s, d in shapes]
 
 
 def rule_failed(eqn: Any, source: Any, error: Exception) -> RuleFailed:

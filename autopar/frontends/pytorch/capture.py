@@ -22,6 +22,7 @@ from autopar.frontends.pytorch.gradients import (
     unreached,
 )
 from autopar.frontends.pytorch.held import Named, attributes_kept
+from autopar.frontends.pytorch.host_draws import without_host_draws
 from autopar.frontends.pytorch.ir import Value, dtype_name, like
 from autopar.frontends.pytorch.lift import lift
 from autopar.frontends.pytorch.limits import Limits, limits_of
@@ -98,7 +99,7 @@ def capture_built(
         try:
             with attributes_kept(built.model):
                 once = partial(take_trace, built, repeats, whole_inputs, asked)
-                trace = once()
+                trace = without_host_draws(built.model, once)
                 if trace.left != trace.before or trace.made:
                     check_same_again(trace, once())
             trace = averages_as_buffers(trace)

@@ -25,6 +25,10 @@ class DataDependentError(CaptureError):
     """The forward decides in Python by a value that only real data has."""
 
 
+class HostDrawError(CaptureError):
+    """The forward draws random numbers that are not torch's."""
+
+
 class LossError(CaptureError):
     """The forward does not return one scalar that gradients flow from."""
 
