@@ -13,8 +13,8 @@ unexport PYTHONDONTWRITEBYTECODE
 
 install: $(INSTALLED)
 
-# Once, and again when the dependencies change. Bytecode is made of what is imported, as it is: of
-# all files that takes longer than the rest.
+# Once, and again when the dependencies change. Bytecode is made of a file when it is first
+# imported: of all files that takes longer than to install them.
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[dev]'

@@ -139,12 +139,18 @@ def _turned(h: Tensor) -> Tensor:
     return h.float().cos() * h
 
 
-def test_decorators_that_turn_autocast_of_a_device_off() -> None:
-    def body(m: Any, h: Tensor) -> Tensor:
-        turned: Tensor = _turned(h)
-        return turned
+with warnings.catch_warnings(action="ignore"):  # that its name is another one now
 
-    model = Model(body)
+    @torch.cuda.amp.autocast(False)  # type: ignore[untyped-decorator]
+    def _turned_by_place(h: Tensor) -> Tensor:
+        return h.float().cos() * h
+
+
+@pytest.mark.parametrize("function", [_turned, _turned_by_place])
+def test_decorators_that_turn_autocast_of_a_device_off(
+    function: Callable[[Tensor], Tensor],
+) -> None:
+    model = Model(lambda m, h: function(h))
     captured = capture_of(lambda: copy.deepcopy(model), batch)
     made = emitted(captured, random_stage(captured, Mesh.parse("dp_shard=2 x tp=2"), 1, 0))
     check(made, model, batch(), issued=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 from collections.abc import Callable
 
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from autopar.frontends.pytorch import capture
 from autopar.frontends.pytorch.errors import HostDrawError
+from autopar.frontends.shared.generators import host_generators, state_of
 from autopar.nouns.workload import Workload
 
 OWN = np.random.default_rng(0)
@@ -39,19 +41,20 @@ def workload(times: Callable[[nn.Module], int]) -> Workload:
 @pytest.mark.parametrize(
     ("times", "what"),
     [
-        (lambda m: random.randrange(4) + 1, "Python's random at test_host_draws.py:"),
-        (lambda m: 1 + (random.random() < 0.5), "Python's random at test_host_draws.py:"),
-        (lambda m: int(np.random.randint(1, 5)), "numpy.random at test_host_draws.py:"),
+        (lambda m: random.randrange(4) + 1, "draws from random at test_host_draws.py:"),
+        (lambda m: 1 + (random.random() < 0.5), "draws from random at test_host_draws.py:"),
+        (lambda m: int(np.random.randint(1, 5)), "draws from numpy.random at test_host_draws.py:"),
         (lambda m: m.rng.randint(1, 4), "draws from rng: "),
         (lambda m: int(OWN.integers(1, 5)), "draws from OWN: "),
     ],
 )
 def test_draws_are_refused(times: Callable[[nn.Module], int], what: str) -> None:
-    before = random.getstate(), OWN.bit_generator.state
+    before = [pickle.dumps(state_of(g)[1]) for g in (*host_generators().values(), OWN)]
     with pytest.raises(HostDrawError, match=r"Draw by torch") as caught:
         capture(workload(times))
     assert what in str(caught.value)
-    assert random.getstate() == before[0]
+    after = [pickle.dumps(state_of(g)[1]) for g in (*host_generators().values(), OWN)]
+    assert after == before
 
 
 def seeded(model: nn.Module) -> int:

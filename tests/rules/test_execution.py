@@ -78,7 +78,7 @@ def test_split_equals_whole(kind: str) -> None:
         drawn = build(kind, data)
         made.update(tried(kind, drawn, bind(drawn.op, drawn.nouns)))
 
-    for examples in (4, 60):  # what hypothesis draws varies with the modules that are loaded
+    for examples in (12, 60):  # what hypothesis draws varies with the modules that are loaded
         settings(
             max_examples=examples,
             deadline=None,

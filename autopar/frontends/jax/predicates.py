@@ -16,9 +16,9 @@ def one_predicate(eqn: Any, inputs: Sequence[Any]) -> tuple[Mapping[str, Any], S
     """The parameters of a ``while`` whose predicate is one number, its operands, and whether it had
     several: its body reads what the predicate reads, too, then."""
     params = eqn.params
-    holds, step = (jex.jaxpr_as_fun(params[name]) for name in ("cond_jaxpr", "body_jaxpr"))
     if not params["cond_jaxpr"].out_avals[0].shape:
         return params, inputs, False
+    holds, step = (jex.jaxpr_as_fun(params[name]) for name in ("cond_jaxpr", "body_jaxpr"))
     first = params["cond_nconsts"]
     behind = first + params["body_nconsts"]
 

@@ -18,6 +18,8 @@ _RUNS = "decorate_autocast"
 def is_off(frame: FrameType) -> bool:
     """Whether ``frame``, which enters autocast, runs a function all of whose decorators of that
     name say ``enabled=False``."""
+    if frame.f_code.co_name == "__enter__" and frame.f_back is not None:  # of a subclass
+        frame = frame.f_back
     function = frame.f_locals.get("func")
     if frame.f_code.co_name != _RUNS or function is None:
         return False
@@ -36,5 +38,6 @@ def _name(called: ast.expr) -> str:
 
 
 def _says_off(call: ast.Call) -> bool:
-    given = [k.value for k in call.keywords if k.arg == "enabled"]
+    """By name, or by place: the first of ``torch.cuda.amp.autocast``, else behind the dtype."""
+    given = [*call.args[:3], *(k.value for k in call.keywords if k.arg == "enabled")]
     return any(isinstance(v, ast.Constant) and v.value is False for v in given)

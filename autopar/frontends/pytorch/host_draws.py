@@ -4,7 +4,6 @@ step of a program, where the model draws anew in each. Draws of torch are ops of
 from __future__ import annotations
 
 import pickle
-import random
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -12,39 +11,31 @@ from pathlib import Path
 from typing import Any, TypeVar
 from unittest.mock import patch
 
-import numpy as np
 from torch import nn
 
 from autopar.frontends.pytorch.errors import HostDrawError
+from autopar.frontends.shared.generators import host_generators, is_of_host, state_of
 
-_OWN = (random.Random, np.random.Generator, np.random.RandomState)
-_SHARED: Mapping[str, Any] = {"Python's random": random, "numpy.random": np.random}
 Made = TypeVar("Made")
 
 
 def without_host_draws(model: nn.Module, once: Callable[[], Made]) -> Made:
-    """What ``once``, which runs the forward, gives.
+    """What ``once``, which runs the forward, gives; generators are left as they were.
 
     Raises `HostDrawError` where the forward draws. One that seeds a generator before it draws from
     it makes the same draws each time, and what draws the first time alone is an import.
     """
-    before = _states(model)
+    generators = _reached(model)
+    before = {name: state_of(generator) for name, generator in generators.items()}
     made = once()
-    after = _states(model)
-    if after == before:
+    after = _states(generators)
+    if after == {name: pickle.dumps(state) for name, (_, state) in before.items()}:
         return made
-    places: list[str] = []
-    for generator in _generators(model).values():
-        generator.random()  # elsewhere, so that draws are others
-    elsewhere = _states(model)
-    with _noted(places):
-        once()
-    again = _states(model)
-    drawn = [
-        name
-        for name, state in again.items()
-        if state != elsewhere.get(name, before.get(name)) and state != after.get(name)
-    ]
+    try:
+        drawn, places = _again(generators, after, once)
+    finally:
+        for put_back, state in before.values():
+            put_back(state)
     if not drawn:
         return made
     at = f" at {', '.join(dict.fromkeys(places))}" if places else ""
@@ -55,30 +46,37 @@ def without_host_draws(model: nn.Module, once: Callable[[], Made]) -> Made:
     )
 
 
-def _generators(model: nn.Module) -> dict[str, Any]:
-    """Those that a forward is likely to draw from, by what they are called: shared ones, and those
-    that modules or the files of their forwards hold."""
-    named: dict[str, Any] = dict(_SHARED)
+def _again(
+    generators: Mapping[str, Any], after: Mapping[str, bytes], once: Callable[[], Any]
+) -> tuple[list[str], list[str]]:
+    """Which of them ``once`` draws from where it begins elsewhere, and does not end as it did; and
+    where it calls them."""
+    for generator in generators.values():
+        generator.random()
+    elsewhere = _states(generators)
+    places: list[str] = []
+    with _noted(places):
+        once()
+    again = _states(generators)
+    return [n for n in again if again[n] not in (elsewhere[n], after[n])], places
+
+
+def _reached(model: nn.Module) -> dict[str, Any]:
+    """Generators that a forward is likely to draw from, by what they are called: shared ones, and
+    those that modules or the files of their forwards hold."""
+    held: dict[str, Any] = {}
+    files: dict[int, Mapping[str, Any]] = {}
     for path, module in model.named_modules():
-        held = [(f"{path}.{key}".lstrip("."), value) for key, value in vars(module).items()]
-        forward = getattr(type(module), "forward", None)
-        held += list(getattr(forward, "__globals__", {}).items())
-        named.update((n, v) for n, v in held if isinstance(v, _OWN) and not _is_stateless(v))
-    return named
+        held.update((f"{path}.{key}".lstrip("."), value) for key, value in vars(module).items())
+        names = getattr(type(module).forward, "__globals__", {})
+        files[id(names)] = names
+    for names in files.values():
+        held.update(names)
+    return host_generators() | {name: value for name, value in held.items() if is_of_host(value)}
 
 
-def _is_stateless(generator: Any) -> bool:
-    return isinstance(generator, random.SystemRandom)
-
-
-def _states(model: nn.Module) -> dict[str, bytes]:
-    return {name: pickle.dumps(_state(g)) for name, g in _generators(model).items()}
-
-
-def _state(generator: Any) -> Any:
-    if isinstance(generator, np.random.Generator):
-        return generator.bit_generator.state
-    return generator.getstate() if hasattr(generator, "getstate") else generator.get_state()
+def _states(generators: Mapping[str, Any]) -> dict[str, bytes]:
+    return {name: pickle.dumps(state_of(g)[1]) for name, g in generators.items()}
 
 
 @contextmanager
@@ -94,8 +92,9 @@ def _noted(places: list[str]) -> Iterator[None]:
         return call
 
     with ExitStack() as stack:
-        for module in _SHARED.values():
-            for name, function in list(vars(module).items()):
-                if isinstance(getattr(function, "__self__", None), _OWN):
-                    stack.enter_context(patch.object(module, name, watched(function)))
+        for name, generator in host_generators().items():
+            module = sys.modules[name]
+            for called, function in list(vars(module).items()):
+                if getattr(function, "__self__", None) is generator:
+                    stack.enter_context(patch.object(module, called, watched(function)))
         yield

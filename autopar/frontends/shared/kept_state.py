@@ -11,12 +11,17 @@ import gc
 import io
 import itertools
 import operator
-import random
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from types import FrameType, GeneratorType, TracebackType
 from typing import Any
 
+from autopar.frontends.shared.generators import (
+    State,
+    host_generators,
+    is_of_host,
+    state_of,
+)
 from autopar.frontends.shared.reachable import CACHE, Reached, cached, reachable
 from autopar.nouns.errors import UserError
 from autopar.nouns.workload import Workload
@@ -125,29 +130,16 @@ def _fresh(file: bool) -> str:
     return "with open(path) as file" if file else "next(iter(loader))"
 
 
-def _random_states(values: Iterable[Any]) -> list[tuple[Callable[[Any], Any], Any]]:
-    """(setter, state) of the random numbers of Python, NumPy and torch, and of ``values``."""
-    states: list[tuple[Callable[[Any], Any], Any]] = [(random.setstate, random.getstate())]
-    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
-    if numpy is not None:
-        states.append((numpy.random.set_state, numpy.random.get_state()))
+def _random_states(values: Iterable[Any]) -> list[State]:
+    """Of the random numbers of Python, NumPy and torch, and of ``values``."""
+    states = [state_of(generator) for generator in host_generators().values()]
+    torch = sys.modules.get("torch")
     if torch is not None:
         states.append((torch.set_rng_state, torch.get_rng_state()))
     for value in values:
-        if isinstance(value, random.Random) and not isinstance(value, random.SystemRandom):
-            states.append((value.setstate, value.getstate()))
-        elif numpy is not None and isinstance(value, numpy.random.Generator):
-            bits = value.bit_generator
-            states.append((_setter(bits), bits.state))
-        elif (numpy is not None and isinstance(value, numpy.random.RandomState)) or (
-            torch is not None and isinstance(value, torch.Generator)
-        ):
-            states.append((value.set_state, value.get_state()))
+        if is_of_host(value) or (torch is not None and isinstance(value, torch.Generator)):
+            states.append(state_of(value))
     return states
-
-
-def _setter(bits: Any) -> Callable[[Any], None]:
-    return lambda state: setattr(bits, "state", state)
 
 
 class _It:
