@@ -38,7 +38,7 @@ def search(
     replicated: tuple[str, ...],
     profile: Path | None = None,
     verbose: bool = False,
-    style: Style | None = None,
+    styles: tuple[Style, ...] = (),
     workload: Workload | None = None,
     imbalance: Imbalance | None = None,
 ) -> PlanResult:
@@ -59,7 +59,8 @@ def search(
         at_hand=at_hand,
         libraries=libraries,
         processor=processor(),
-        style=style,
+        style=styles[0] if len(styles) == 1 else None,
+        styles=styles if len(styles) > 1 else (),
         imbalance=imbalance,
         verbose=verbose,
     )

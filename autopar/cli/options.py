@@ -103,10 +103,10 @@ StyleOption = Annotated[
     str | None,
     typer.Option(
         "--style",
-        metavar="eager|compiled",
-        help="How the program executes: op by op (PyTorch's default), or compiled into fused "
-        "kernels (JAX always). `run` does as its plan says. With --arch: else as is usual on the "
-        "devices.",
+        metavar="eager|layers|compiled|fastest",
+        help="How the program executes: op by op (PyTorch's default), the layers that repeat each "
+        "compiled into fused kernels, or all of it (JAX always); `fastest` plans for each. `run` "
+        "does as its plan says. With --arch: else as is usual on the devices.",
     ),
 ]
 Verbose = Annotated[bool, typer.Option("--verbose", help="Tell every step of every search.")]
@@ -161,14 +161,25 @@ class OptionError(UserError):
 
 def parse_style(text: str | None) -> Style | None:
     """Raises `OptionError`."""
-    from autopar.nouns.style import STYLES
-
-    for style in STYLES:
-        if text == style:
-            return style
     if text is None:
         return None
-    raise OptionError(f"--style {text}: choose {' or '.join(STYLES)}")
+    styles = parse_styles(text)
+    if len(styles) > 1:
+        raise OptionError(f"--style {text}: nothing is searched here; choose one")
+    return styles[0]
+
+
+def parse_styles(text: str | None) -> tuple[Style, ...]:
+    """Those that a plan may take the fastest of; empty: what is usual. Raises `OptionError`."""
+    from autopar.nouns.layout import alternatives
+    from autopar.nouns.style import FASTEST, STYLES
+
+    if text in (None, FASTEST):
+        return () if text is None else STYLES
+    for style in STYLES:
+        if text == style:
+            return (style,)
+    raise OptionError(f"--style {text}: choose {alternatives((*STYLES, FASTEST))}")
 
 
 def parse_imbalance(text: str | None, loads: str | Path | None = None) -> Imbalance | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -35,10 +35,12 @@ from autopar.cli.options import (
     Verbose,
     parse_imbalance,
     parse_style,
+    parse_styles,
 )
 from autopar.cli.printing import results_only, show
 from autopar.cli.progress import progress
 from autopar.nouns.errors import UserError
+from autopar.nouns.style import FASTEST
 
 if TYPE_CHECKING:
     from autopar.cli.compiling import Beside
@@ -75,12 +77,12 @@ def plan(
     from autopar.nouns.grammar import pairs_of
 
     replicated = tuple(allow_replicated or ())
-    fixed, how = pairs_of(fix or ()), parse_style(style)
+    fixed, styles = pairs_of(fix or ()), parse_styles(style)
     options = {"--searcher": searcher, "--allow-replicated": replicated, "--profile": profile}
     options |= {"--try": str(tries) if tries > 1 else None}
     uneven = parse_imbalance(expert_imbalance, expert_loads)
     options |= {"--expert-imbalance": expert_imbalance, "--expert-loads": expert_loads}
-    if _priced_alone(model, cluster, fixed, how, options, json, output):
+    if _priced_alone(model, cluster, fixed, styles, options, json, output):
         return
     check_output(output)
     if compile:
@@ -88,7 +90,7 @@ def plan(
 
     def planned(pins: Mapping[str, str]) -> PlanResult:
         return search(
-            model, cluster, pins, searcher, replicated, profile, verbose, how, imbalance=uneven
+            model, cluster, pins, searcher, replicated, profile, verbose, styles, imbalance=uneven
         )
 
     made = _searched(planned, fixed, tries, output, profile, json)
@@ -181,8 +183,8 @@ def tune(
     cluster = str(file.resolve()) if known else plan_folder.read_cluster(folder)
 
     def planned(pins: Mapping[str, str]) -> PlanResult:
-        kept, style, routes = made.replicated_ops, made.style, made.expert_imbalance
-        return search(model, cluster, pins, None, kept, profile, style=style, imbalance=routes)
+        kept, styles, routes = made.replicated_ops, (made.style,), made.expert_imbalance
+        return search(model, cluster, pins, None, kept, profile, styles=styles, imbalance=routes)
 
     with results_only(json):
         trial = tuned(folder, tries, planned, profile)
@@ -217,7 +219,7 @@ def estimate(
     of all that fit.
     """
     _check_one(model, arch)
-    replicated, how = tuple(allow_replicated or ()), parse_style(style)
+    replicated, styles = tuple(allow_replicated or ()), parse_styles(style)
     uneven = parse_imbalance(expert_imbalance, expert_loads)
     of_a_search = {"--searcher": searcher, "--allow-replicated": replicated, "--profile": profile}
     of_a_search |= {"--expert-imbalance": expert_imbalance, "--expert-loads": expert_loads}
@@ -228,10 +230,10 @@ def estimate(
         from autopar.nouns.grammar import pairs_of
 
         fixed = pairs_of(fix or ())
-        if _priced_alone(model, cluster, fixed, how, of_a_search, json):
+        if _priced_alone(model, cluster, fixed, styles, of_a_search, json):
             return
         result = search(
-            model, cluster, fixed, searcher, replicated, profile, style=how, imbalance=uneven
+            model, cluster, fixed, searcher, replicated, profile, styles=styles, imbalance=uneven
         )
         _show_plan(result, None, json)
         return
@@ -248,7 +250,7 @@ def estimate(
         batch_tokens=batch_tokens,
         seq=seq,
         precision=precision,
-        style=how,
+        style=parse_style(style),
     )
     _show_estimate(question, json)
 
@@ -257,7 +259,7 @@ def _priced_alone(
     model: str,
     cluster: str,
     fix: Mapping[str, str],
-    style: Style | None,
+    styles: Sequence[Style],
     options: Mapping[str, object],
     json: bool,
     output: Path | None = None,
@@ -268,7 +270,9 @@ def _priced_alone(
     """
     from autopar.cli.commands import price_unemitted
 
-    priced = price_unemitted(model, cluster, fix, style, options)
+    several = {"--style": FASTEST} if len(styles) > 1 else {}
+    style = styles[0] if len(styles) == 1 else None
+    priced = price_unemitted(model, cluster, fix, style, {**options, **several})
     if priced is None:
         return False
     print(priced.to_json() if json else priced.to_text())

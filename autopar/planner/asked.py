@@ -14,7 +14,7 @@ from autopar.nouns.layout import Pins
 from autopar.nouns.style import style_of
 from autopar.nouns.workload import Workload
 from autopar.pipeline.actions import Lists
-from autopar.planner.ask.checks import check_ways
+from autopar.planner.ask.checks import check_layers, check_ways
 from autopar.planner.ask.question import Outcome, Question
 from autopar.planner.ask.sequences import cuts_along, every_cut, in_slices
 from autopar.planner.options import Options
@@ -29,7 +29,7 @@ from autopar.planner.search.reductions import check_reduce
 from autopar.rules.batch import BatchFlow, flow_or_obstacle
 from autopar.rules.cut import Cut, Cuts
 from autopar.rules.feed_forwards import with_mlp_chunks
-from autopar.rules.fusion import ALONE, fusion
+from autopar.rules.fusion import fusion
 from autopar.rules.kernels import with_kernels
 from autopar.rules.loss_heads import AS_MANY_AS_IT_TAKES, in_chunks
 from autopar.rules.pieces import BatchMixed
@@ -54,6 +54,7 @@ def asked(
     batch_dims = sample_dims(captured.batch)
     flow, obstacle = cut
     style = options.style or style_of(workload.framework)
+    check_layers(base, style)
     cuts_of = partial(_cuts, batch_dims=batch_dims, pins=pins, workload=workload, cluster=cluster)
 
     @cache
@@ -81,7 +82,7 @@ def asked(
             searcher=options.searcher,
             uneven=workload.framework != "jax",
             splits_batch=obstacle is None,
-            fusion=fusion(graph) if style == "compiled" else ALONE,
+            fusion=fusion(graph, style),
             verbose=options.verbose,
             framework=workload.framework,
             clips=workload.clip_norm is not None,

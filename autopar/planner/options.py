@@ -19,6 +19,7 @@ class Options:
     where it was measured with other ``libraries`` of the framework or on another ``processor``,
     progress says so. ``at_hand``: gives one of this machine where none is named, None for another.
     ``style``: how the program is to execute; None: as its framework does by itself.
+    ``styles``: where any of several may be, of which the fastest is taken, in the place of it.
     ``imbalance``: of routes to experts; None: as the profile has it, else they are even.
     ``verbose``: progress tells every step of every search.
     """
@@ -30,5 +31,6 @@ class Options:
     libraries: Callable[[Framework], str | None] = lambda framework: None
     processor: str | None = None
     style: Style | None = None
+    styles: tuple[Style, ...] = ()
     imbalance: Imbalance | None = None
     verbose: bool = False

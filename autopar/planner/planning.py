@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -16,9 +16,10 @@ from autopar.lowering.lowered import Lowered
 from autopar.lowering.precision import at_precision
 from autopar.nouns.batch import sample_dims
 from autopar.nouns.cluster import Cluster
+from autopar.nouns.errors import UserError
 from autopar.nouns.graph import Graph
 from autopar.nouns.plan import Plan
-from autopar.nouns.style import style_of
+from autopar.nouns.style import Style, style_of
 from autopar.nouns.workload import Workload
 from autopar.planner.advice.fewer import Fewer, fewer
 from autopar.planner.advice.remedies import search_or_advise
@@ -115,13 +116,17 @@ def plan(
         workload = workload or load_workload(workload_ref)
         check_style(workload.framework, options.style)
         check_pins(pins, workload, cluster)
+    usual = style_of(workload.framework)
+    styles = [options.style or usual]
+    if options.styles:
+        styles = [usual] if workload.framework == "jax" else [*options.styles]
     profile = options.profile or options.at_hand(cluster, workload.framework)
+    clusters = dict.fromkeys(styles, cluster)
     if profile is not None:
         with clock.phase("load"):
-            style = options.style or style_of(workload.framework)
             versions = options.libraries(workload.framework)
             measured = Measured(profile, versions, options.processor, progress)
-            cluster = measured.cluster(cluster, style)
+            clusters = {style: measured.cluster(cluster, style) for style in styles}
     progress(f"capturing {workload_ref}")
     with clock.phase("capture"):
         captured = capture(workload)
@@ -129,13 +134,42 @@ def plan(
         routes = measured.routes(cluster, captured.fingerprint())
         options = replace(options, imbalance=routes)
     progress(f"searching layouts for {cluster.device_count} devices of {cluster.name}")
+
+    def planned(style: Style) -> PlanResult:
+        on, own = clusters[style], replace(options, style=style)
+        return plan_captured(captured, workload, on, workload_ref, fix, own, progress)
+
     with clock.phase("search"):
-        result = plan_captured(captured, workload, cluster, workload_ref, fix, options, progress)
+        result = _fastest(styles, planned, progress)
     made = result.plan
     if isinstance(cluster_ref, str) and cluster_ref != "local":
         marks = replace(made.fingerprints, cluster_file=as_read)
         made = replace(made, cluster_file=str(cluster_ref), fingerprints=marks)
     return replace(result, plan=made, search_time_s=clock.spent)
+
+
+def _fastest(
+    styles: Sequence[Style], planned: Callable[[Style], PlanResult], progress: Progress
+) -> PlanResult:
+    """Of the plans in several styles; the first of those that are as fast.
+
+    Raises `UserError`, that of the first style, where there is a plan in none.
+    """
+    if len(styles) == 1:
+        return planned(styles[0])
+    results: list[PlanResult] = []
+    errors: list[UserError] = []
+    for style in styles:
+        try:
+            results.append(planned(style))
+        except UserError as error:
+            errors.append(error)
+            progress(f"--style {style}: {error}")
+        else:
+            progress(f"--style {style}: {1e3 * results[-1].plan.prediction.step_time_s:.2f} ms")
+    if not results:
+        raise errors[0]
+    return min(results, key=lambda result: result.plan.prediction.step_time_s)
 
 
 def plan_captured(

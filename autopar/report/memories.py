@@ -19,7 +19,7 @@ from autopar.report.render import indented, table
 from autopar.report.units import duration, size
 from autopar.rules.batch import flow_or_obstacle
 from autopar.rules.cut import Cut, Cuts
-from autopar.rules.fusion import ALONE, fusion
+from autopar.rules.fusion import fusion
 
 
 def asked_again(folder: str | Path) -> Question:
@@ -41,7 +41,7 @@ def asked_again(folder: str | Path) -> Question:
         pins=Pins(),
         uneven=plan.framework != "jax",
         splits_batch=obstacle is None,
-        fusion=fusion(graph) if plan.style == "compiled" else ALONE,
+        fusion=fusion(graph, plan.style),
         framework=plan.framework,
         clips=plan.clip_norm is not None,
     )

@@ -33,7 +33,7 @@ from autopar.pricing.summary import Summary, summarise
 from autopar.report.opened import opened, refuse
 from autopar.report.units import duration
 from autopar.rules.cut import BatchCut
-from autopar.rules.fusion import ALONE, fusion
+from autopar.rules.fusion import fusion
 from autopar.searchers import search
 
 
@@ -110,7 +110,7 @@ def revisit(plan: Plan, cluster: Cluster, graph: Graph, batch_dims: Mapping[str,
     stage = plan.stages[0]
     spread = plan.spreads[stage.spread]
     mesh = spread.mesh.timed(plan.microbatches, plan.seq_slices or 1)
-    kernels = fusion(graph) if plan.style == "compiled" else ALONE
+    kernels = fusion(graph, plan.style)
     # What the search could choose among: with one piece alone it is as if none were.
     counts = COUNTS if plan.tp_pieces else ONE
     routed = COUNTS if plan.expert_pieces else ONE

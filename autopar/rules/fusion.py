@@ -25,6 +25,7 @@ from dataclasses import dataclass, field, replace
 from autopar.nouns.graph import Graph, Op, Tensor
 from autopar.nouns.kinds import KINDS
 from autopar.nouns.plan import key
+from autopar.nouns.style import Style
 from autopar.rules.kept_whole import MARK
 from autopar.rules.moved_bytes import Moves
 from autopar.rules.notation import BoundRule
@@ -56,11 +57,14 @@ ALONE = Fusion()
 """Eager execution: nothing fuses."""
 
 
-def fusion(graph: Graph) -> Fusion:
-    """The kernels of compiled execution, of ``graph`` and of its blocks."""
+def fusion(graph: Graph, style: Style = "compiled") -> Fusion:
+    """The kernels of ``graph`` and of its blocks, of these alone where layers are compiled."""
+    if style == "eager":
+        return ALONE
     moves: dict[str, Moves] = {}
     handed: set[str] = set()
-    for scope, part in ((None, graph), *((name, b.body) for name, b in graph.blocks.items())):
+    parts = [(name, block.body) for name, block in graph.blocks.items()]
+    for scope, part in ((None, graph), *parts) if style == "compiled" else parts:
         fusing = _Fusing(part)
         for kernel in fusing.kernels():
             own, inside = _moves(kernel, fusing)

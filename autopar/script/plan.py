@@ -94,7 +94,7 @@ class _Given:
 def _files(of: _Given, target: Path) -> Mapping[str, str]:
     """The files of the plan, which are written."""
     from autopar.cli.commands import check_output, plan_files, search, write_plan
-    from autopar.cli.options import parse_imbalance, parse_style
+    from autopar.cli.options import parse_imbalance, parse_styles
     from autopar.script.workloads import given_workload
 
     check_output(target)
@@ -106,7 +106,7 @@ def _files(of: _Given, target: Path) -> Mapping[str, str]:
         of.searcher,
         tuple(of.allow_replicated),
         None if of.profile is None else Path(of.profile),
-        style=parse_style(of.style),
+        styles=parse_styles(of.style),
         workload=workload,
         imbalance=parse_imbalance(
             None if of.expert_imbalance is None else str(of.expert_imbalance),

@@ -49,11 +49,13 @@ def train(options: dict[str, Any], results: Path) -> None:
     predicted_s = plan_folder.read_plan(folder).prediction.step_time_s
     if options["resume"]:
         trainer.load(options["resume"])
-    compiled = trainer.storage.compiled if options["compile"] is None else options["compile"]
-    if compiled and not trainer.storage.compiled:
-        trainer.compile()
-    elif not compiled:
+    style = trainer.storage.style
+    if options["compile"] is False:
+        style = "eager"
         torch.compiler.set_stance("force_eager")
+    elif options["compile"] and style == "eager":
+        style = "compiled"
+        trainer.compile()
     note = Whereabouts(results, trainer.ranks.rank)
 
     def say(action: str) -> None:
@@ -74,7 +76,7 @@ def train(options: dict[str, Any], results: Path) -> None:
     kind = trainer.ranks.device.type
     result = {
         **taken,
-        "style": "compiled" if compiled else "eager",
+        "style": style,
         "ranks": trainer.ranks.world,
         "peak_memory_bytes": peak_memory_bytes(trainer.ranks.device),
         "memory_is": MEMORY_IS[kind],

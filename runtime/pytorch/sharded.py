@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 from autopar.lowering.state import magnitude_axes
 from autopar.nouns.axes import PIPELINE
 from autopar.nouns.prefetch import USUAL
+from autopar.nouns.style import Style
 from autopar.runtime.pytorch.gathered_ahead import gather_ahead, gather_back
 from autopar.runtime.pytorch.held import Held
 from autopar.runtime.pytorch.materialise import materialise
@@ -167,12 +168,11 @@ class Sharded(Storage):
         if self._narrow is not None:
             self._narrow.change()
 
-    def compile(self) -> None:
+    def compile(self, style: Style = "compiled") -> None:
         # FSDP2's hooks sit around the units: what lies between them is compiled.
-        self.compiled = True
-        for group in self.groups[:-1] or self.groups:
-            assert isinstance(group, nn.Module)
-            group.compile()
+        self.style = style
+        for module in self.layers() or [self.model]:
+            module.compile()
 
 
 def _of_unit(module: nn.Module, ignored: Set[nn.Parameter]) -> list[nn.Parameter]:

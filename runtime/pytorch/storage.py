@@ -29,6 +29,7 @@ import torch
 from torch import nn
 
 from autopar.lowering.state import split_of
+from autopar.nouns.style import Style
 from autopar.runtime.pytorch.carried import write_carried
 from autopar.runtime.pytorch.expert_places import name_layers
 from autopar.runtime.pytorch.held import Held
@@ -41,6 +42,7 @@ from autopar.runtime.pytorch.parameters import Declared, Region, declared_in
 from autopar.runtime.pytorch.phases import Stopwatch
 from autopar.runtime.pytorch.portions import weighted
 from autopar.runtime.pytorch.ranks import Ranks
+from autopar.runtime.pytorch.units import unit_modules
 from autopar.runtime.shared.settings import Settings
 from autopar.torch_private.modules import buffers_of, unsaved_of
 
@@ -50,7 +52,7 @@ class Storage:
 
     grad_scale = 1.0
     """What the loss share is multiplied with before backward."""
-    compiled = False
+    style: Style = "eager"
     norm_over: None = None
     """All ranks know the same parameters, so each knows over which axes a norm is summed."""
 
@@ -179,10 +181,15 @@ class Storage:
             declared = self.declared_buffers[name]
             yield name, buffer, declared.region(self.ranks.mesh, self.ranks.coordinates)
 
-    def compile(self) -> None:
-        """`torch.compile` of the whole forward."""
-        self.compiled = True
-        self.model.compile()
+    def compile(self, style: Style = "compiled") -> None:
+        """`torch.compile` of the whole forward, or of each of its ``layers``."""
+        self.style = style
+        for module in self.layers() if style == "layers" else [self.model]:
+            module.compile()
+
+    def layers(self) -> list[nn.Module]:
+        """Those that repeat, as the settings name them."""
+        return unit_modules(self.model, self.settings.units)
 
 
 def targets(

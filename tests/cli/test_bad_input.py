@@ -240,7 +240,10 @@ ARCH = ("estimate", "--arch", "arch.yaml", "--cluster", "cluster.yaml")
         ((*ARCH, "--profile", "here.db"), "--profile is for a model file"),
         (("estimate", "model.py", "-c", "cluster.yaml", "--global-batch", "8"), "is for --arch"),
         (("estimate", "model.py", "-c", "cluster.yaml", "--precision", "bf16"), "is for --arch"),
-        (("plan", "model.py", "-c", "cluster.yaml", "--style", "fast"), "choose eager or compiled"),
+        (
+            ("plan", "model.py", "-c", "cluster.yaml", "--style", "fast"),
+            "choose eager, layers, compiled or fastest",
+        ),
         ((*ARCH, "--precision", "bf17"), "no architecture file 'arch.yaml'"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -42,6 +43,16 @@ def test_a_transformer_block() -> None:
 def test_a_block_s_ends_are_the_kernel_s() -> None:
     fusing = fusion(gpt())
     assert set(fusing.moves) == {"layers.*::attn/add", "layers.*::ln_2/layer_norm"}
+
+
+def test_what_is_around_compiled_layers_is_a_call_an_op() -> None:
+    g = drawing()
+    top = g.graph(g.op("mul", (g.op("silu", ("x",), 8, 32), "y"), 8, 32))
+    graph = replace(top, blocks=gpt().blocks)
+    whole, layers = fusion(graph), fusion(graph, "layers")
+    assert set(whole.moves) - set(layers.moves) == {"silu_0", "mul_1"}
+    assert layers == fusion(gpt())
+    assert fusion(graph, "eager") is ALONE
 
 
 def test_a_chain_moves_its_ends() -> None:

@@ -75,7 +75,7 @@ def write(
     text = f"{head}MESH = {named}\nSETTINGS = {settings}\n\n{rest}"
     clips = load_workload(workload).clip_norm
     axes = Mesh(tuple(mesh), tuple(mesh.values())).trimmed()
-    how = How(axes, zero, microbatches, clips, staged=False, compiled=style == "compiled")
+    how = How(axes, zero, microbatches, clips, staged=False, style=style)
     files = {
         plan_folder.PLAN: plans.to_json(adapted),
         plan_folder.BATCH: batch.to_json(captured(workload).batch),

@@ -11,6 +11,7 @@ import pytest
 from autopar.cli.commands import plan_files
 from autopar.files import plan_folder
 from autopar.planner import plan
+from autopar.planner.options import Options
 from autopar.runtime.jobs.launch import run
 from tests.plans import cluster_text
 
@@ -40,11 +41,13 @@ def batch(step=0):
 class Model(nn.Module):
     def __init__(self):
         super().__init__()
-        self.layer = Layer()
+        self.layers = nn.ModuleList(Layer() for _ in range(2))
         self.head = nn.Linear(16, 4)
 
     def forward(self, x, y):
-        return F.cross_entropy(self.head(self.layer(x)), y)
+        for layer in self.layers:
+            x = layer(x)
+        return F.cross_entropy(self.head(x), y)
 """
 
 
@@ -56,7 +59,7 @@ COMPILER = next(
 @pytest.mark.skipif(not COMPILER, reason="torch.compile needs a C++ compiler on a CPU")
 @pytest.mark.gloo(2)
 @pytest.mark.slow
-def test_a_compiled_run_has_the_losses_of_an_eager_one(
+def test_compiled_runs_have_the_losses_of_an_eager_one(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -65,11 +68,17 @@ def test_a_compiled_run_has_the_losses_of_an_eager_one(
     monkeypatch.setenv("TORCHINDUCTOR_VEC_ISA_OK", "1")
     (tmp_path / "model.py").write_text(MODEL)
     (tmp_path / "cluster.yaml").write_text(cluster_text(2))
-    folder = tmp_path / "plan"
-    planned = plan(str(tmp_path / "model.py"), str(tmp_path / "cluster.yaml"), {"tp": "2"})
+    folder, given = tmp_path / "plan", (str(tmp_path / "model.py"), str(tmp_path / "cluster.yaml"))
+    # The loss head, which lies around the layers, is one in chunks.
+    planned = plan(*given, {"tp": "2", "loss_chunks": "2"}, Options(style="layers"))
     plan_folder.write(folder, plan_files(planned, folder)[0])
     eager = run(folder, 3, compile=False)
+    layers = run(folder, 3)
+    assert (eager.style, layers.style) == ("eager", "layers")
+    assert layers.losses == pytest.approx(eager.losses, rel=1e-6)
+    assert layers.losses[2] != layers.losses[0]
+    planned = plan(*given, {"tp": "2"})
+    plan_folder.write(folder, plan_files(planned, folder)[0])
     compiled = run(folder, 3, compile=True)
     assert compiled.style == "compiled"
     assert compiled.losses == pytest.approx(eager.losses, rel=1e-6)
-    assert compiled.losses[2] != compiled.losses[0]

@@ -19,7 +19,7 @@ import pytest
 from autopar.files import plan_folder
 from autopar.nouns import plan as plans
 from autopar.nouns.errors import UserError
-from autopar.nouns.style import Style
+from autopar.nouns.style import STYLES, Style
 from autopar.runtime.jobs import pytorch_launch
 from autopar.runtime.jobs.failures import RankFailed
 from autopar.runtime.jobs.launch import run, verify, verify_many
@@ -53,13 +53,14 @@ def faulty(tmp_path: Path, fault: str) -> Path:
 
 
 @pytest.mark.parametrize("asked", [None, False, True])
-@pytest.mark.parametrize("planned", ["eager", "compiled"])
+@pytest.mark.parametrize("planned", STYLES)
 def test_a_run_is_compiled_as_its_program_says_or_as_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, planned: Style, asked: bool | None
 ) -> None:
     folder = folders.write(tmp_path / "plan", {"dp_shard": 2}, style=planned)
     text = (folder / plan_folder.PROGRAM / plan_folder.TRAIN).read_text()
     assert ("state.compile()" in text) == (planned == "compiled")
+    assert ('state.compile("layers")' in text) == (planned == "layers")
     given: dict[str, Any] = {}
 
     def launched(job: str, options: dict[str, Any], *rest: object) -> dict[str, Any]:

@@ -141,7 +141,7 @@ def _how(
         schedule=plan.schedule,
         offloads=plan.each("offload") != OFFLOAD[0],
         scales=plan.precision == "float16",
-        compiled=plan.style == "compiled",
+        style=plan.style,
         carries=any(
             op.op.kind == "carry" for body in (lowered, *lowered.blocks.values()) for op in body.ops
         ),

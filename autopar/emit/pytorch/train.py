@@ -13,6 +13,7 @@ from autopar.emit.constants import literal
 from autopar.emit.text import Lines, docstring, lines_of
 from autopar.nouns.axes import BATCH, PIPELINE, REPLICATE, SEQUENCES, SLICE
 from autopar.nouns.mesh import Mesh
+from autopar.nouns.style import Style
 from autopar.nouns.zero import ZERO, over
 
 FILE = "train.py"
@@ -35,7 +36,7 @@ class How:
     optimizer: ``adamw`` or ``sgd``, "" where that is not known.
     offloads:  whether the optimizer's state is in host memory.
     scales:    whether gradients are those of a multiple of the loss: in float16.
-    compiled:  whether forward and backward are compiled into fused kernels.
+    style:     what of forward and backward is compiled into fused kernels.
     carries:   whether the forward updates buffers by itself.
     limits:    whether the forward keeps parameters between limits.
     two_level, seq_slices: as `Settings` has them.
@@ -54,7 +55,7 @@ class How:
     schedule: str = ""
     offloads: bool = False
     scales: bool = False
-    compiled: bool = False
+    style: Style = "eager"
     carries: bool = False
     limits: bool = False
     two_level: int = 0
@@ -85,6 +86,12 @@ class How:
     @property
     def model_axes(self) -> tuple[str, ...]:
         return tuple(a for a in self.mesh.axes if a not in (*BATCH, PIPELINE))
+
+
+_COMPILES = {
+    "layers": ('state.compile("layers")', "torch.compile of each layer; the rest is a call an op"),
+    "compiled": ("state.compile()", "torch.compile: forward and backward as fused kernels"),
+}
 
 
 def train_text(how: How) -> str:
@@ -118,9 +125,9 @@ def _hold(how: How) -> list[str]:
         given = (
             "program.stages, program.values, program.ties, program.lists, program.settings, ranks"
         )
-    if how.compiled:
+    if how.style != "eager":
         lines.add(f"state = {how.holder}({given})")
-        lines.add("state.compile()", "torch.compile: forward and backward as fused kernels")
+        lines.add(*_COMPILES[how.style])
         lines.add("return state")
     else:
         lines.add(f"return {how.holder}({given})")

@@ -27,6 +27,15 @@ def check_style(framework: str, asked: Style | None) -> None:
         )
 
 
+def check_layers(graph: Graph, style: Style) -> None:
+    """Raises `UserError` where layers are to be compiled and the model has none that repeat."""
+    if style == "layers" and not graph.blocks:
+        raise UserError(
+            "--style layers: no layers of the model repeat, so there is nothing that is compiled "
+            "once for all of them; say --style compiled or eager"
+        )
+
+
 def check_pins(pins: Pins, workload: Workload, cluster: Cluster) -> None:
     """Raises `UserError` for pins that programs of the framework cannot have."""
     check_offload(pins, workload, cluster)

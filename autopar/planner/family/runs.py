@@ -43,7 +43,7 @@ from autopar.pricing.software_step import SteadyOrder
 from autopar.pricing.state import StateSharding
 from autopar.pricing.step_time import StepTime
 from autopar.rules.cut import BatchCut, batch_cut
-from autopar.rules.fusion import ALONE, Fusion, fusion
+from autopar.rules.fusion import Fusion, fusion
 
 DTYPES = {8: "float64", 4: "float32", 2: "bfloat16"}
 DROPOUT = 0.1
@@ -255,7 +255,7 @@ def _drawn(arch: Arch, way: Way, parts: int) -> _Drawn:
     mesh = Mesh((CONTEXT, TENSOR), (way.cp, way.tp))
     spread = spread_of(graph, mesh, way.sequence_parallel, way.context)
     lowered = lower(graph, spread, 1, _cut(form, way.cp))
-    return _Drawn(Cuts.of(lowered), _kernels(form) if way.style == "compiled" else ALONE)
+    return _Drawn(Cuts.of(lowered), _kernels(form, way.style))
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,8 +297,8 @@ def _cut(form: _Form, cp: int) -> BatchCut:
 
 
 @lru_cache(maxsize=128)
-def _kernels(form: _Form) -> Fusion:
-    return fusion(_graph(form))
+def _kernels(form: _Form, style: Style) -> Fusion:
+    return fusion(_graph(form), style)
 
 
 def _order(layout: Layout) -> Order | SteadyOrder:

@@ -42,10 +42,13 @@ def asked_kernels(
     for pin in _PINS:
         name = getattr(pins, pin)
         at = [s for s in sites(graph) if (s.kind == "attention") == (pin == ATTENTION_BY)]
-        if name == LEFT_TO_TORCH or (pin == KERNELS and style != "eager"):
+        if pin == KERNELS and style != "eager":
+            at = [site for site in at if style == "layers" and site.part is graph]
+        if name == LEFT_TO_TORCH:
             continue
         if name is not None:
-            asked.update(_pinned(f"--fix {pin}={name}", name, at, devices))
+            where = "" if style == "eager" else " outside of its compiled layers"
+            asked.update(_pinned(f"--fix {pin}={name}", name, at, devices, where))
         else:
             chosen = ((s.key, _fastest(s, devices)) for s in at)
             asked.update({where: best.text for where, best in chosen if best is not None})
@@ -87,10 +90,10 @@ def _check(pins: Pins, framework: str, style: str) -> None:
         text = f"--fix {pin}={name}"
         if framework != "torch":
             raise LayoutError(f"{text}: XLA chooses the kernels of JAX programs; leave {pin} out")
-        if pin == KERNELS and style != "eager":
+        if pin == KERNELS and style == "compiled":
             raise LayoutError(
                 f"{text}: compiled programs leave kernels to the compiler; leave {pin} out, or say "
-                "--style eager"
+                "--style layers or eager"
             )
         of = [r for r in all_kernels() if (r.kind == "attention") == (pin == ATTENTION_BY)]
         names = sorted({row.name for row in of} | {LEFT_TO_TORCH})
@@ -101,12 +104,16 @@ def _check(pins: Pins, framework: str, style: str) -> None:
             )
 
 
-def _pinned(text: str, name: str, at: Sequence[Site], devices: Sequence[Device]) -> dict[str, str]:
+def _pinned(
+    text: str, name: str, at: Sequence[Site], devices: Sequence[Device], where: str
+) -> dict[str, str]:
     rows = {row.kind: row for row in all_kernels() if row.name == name}
     meant = [site for site in at if site.kind in rows]
     if not meant:
         kinds = alternatives(sorted(rows))
-        raise LayoutError(f"{text}: the model has no {kinds} that it could run; leave it out")
+        raise LayoutError(
+            f"{text}: the model has no {kinds}{where} that it could run; leave it out"
+        )
     for site in meant:
         row = rows[site.kind]
         against = next(filter(None, map(row.runs_on, devices)), "") or row.computes(

@@ -41,7 +41,7 @@ def asked_chunks(
     """
     if chunks is not None:
         return _pinned(graph, chunks, framework, style) if chunks else None
-    if framework != "torch" or style != "eager":
+    if framework != "torch" or style == "compiled":
         return None
     sizes = [_logits_bytes(graph, h) for h in loss_heads(graph) if isinstance(h, LossHead)]
     memory = min(kind.device.memory_bytes for kind in cluster.kinds)
@@ -52,10 +52,10 @@ def _pinned(graph: Graph, chunks: int, framework: str, style: str) -> int:
     text = f"--fix {CHUNKS}={chunks}"
     if framework != "torch":
         raise LayoutError(f"{text}: JAX programs make logits whole so far; leave it out")
-    if style != "eager":
+    if style == "compiled":
         raise LayoutError(
             f"{text}: compiled programs leave the loss to the compiler; leave it out, or say "
-            "--style eager"
+            "--style layers or eager"
         )
     heads = loss_heads(graph)
     if not heads:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from autopar.nouns.axes import PIPELINE
+from autopar.nouns.style import Style
 from autopar.pipeline.actions import Lists
 from autopar.runtime.pytorch.gradients import NormOver, Summing, start_sum
 from autopar.runtime.pytorch.held import Held
@@ -49,7 +50,7 @@ class Stages:
     """
 
     grad_scale = 1.0
-    compiled = False
+    style: Style = "eager"
 
     def __init__(
         self,
@@ -272,11 +273,11 @@ class Stages:
         for run in self.runs.values():
             run.storage.carry()
 
-    def compile(self) -> None:
-        """`torch.compile` of every stage; its I then does the whole backward."""
-        self.compiled = True
+    def compile(self, style: Style = "compiled") -> None:
+        """`torch.compile` of every stage or of its layers; its I then does the whole backward."""
+        self.style = style
         for run in self.runs.values():
-            run.storage.compile()
+            run.storage.compile(style)
             run.whole_backward = True
         self.interpreter.settle()
 

@@ -86,4 +86,4 @@ def total_counts(
         total = all_reduce_async(torch.stack(here), state.ranks, *state.ranks.batch_axes)
         counts = LateCounts(names, total)
     # What is compiled is not to be cut where it waits.
-    return {"counts": dict(counts) if state.compiled else counts}
+    return {"counts": dict(counts) if state.style != "eager" else counts}

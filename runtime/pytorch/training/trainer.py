@@ -13,6 +13,7 @@ from torch import nn
 
 from autopar.nouns.batch import BatchEntry
 from autopar.nouns.prediction import Prediction
+from autopar.nouns.style import Style
 from autopar.nouns.workload import Workload
 from autopar.runtime.pytorch.batches import Batch, Comparison
 from autopar.runtime.pytorch.checkpoint_pieces import Piece
@@ -265,9 +266,10 @@ class Trainer:
             self.storage.interpreter.tell = say
         self._tell = say
 
-    def compile(self) -> None:
-        """Compiles the forward by `torch.compile`, unit by unit where FSDP2 holds it."""
-        self.storage.compile()
+    def compile(self, style: Style = "compiled") -> None:
+        """Compiles the forward by `torch.compile`, layer by layer where FSDP2 holds it or where
+        ``layers`` alone are to be."""
+        self.storage.compile(style)
 
     def loader(self, dataset: Any, batch_size: int | None = None, **options: Any) -> Loader:
         """A `DataLoader` of this data rank's part of ``dataset``, see `Loader`: its batches go to
