@@ -8,7 +8,7 @@ export OMP_NUM_THREADS ?= 1
 # Each of many processes would compile all that it imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test gate gate-beside-suite lint format install install-kernels clean
+.PHONY: demo test test-all gate gate-beside-suite lint format install install-kernels clean
 .DELETE_ON_ERROR:
 
 install: $(INSTALLED)
@@ -38,6 +38,10 @@ demo: $(INSTALLED)
 # gloo all go to one of them (tests/conftest.py).
 test: lint
 	$(BIN)/python -m pytest -n 3 --dist loadgroup
+
+# With every case of tests that `test` takes a few of (tests/sampling.py), half as long again.
+test-all: export AUTOPAR_EVERY_CASE = 1
+test-all: test
 
 # What must hold before anything is called done, in one table; out/gate.json has the commit.
 gate: $(KERNELS)

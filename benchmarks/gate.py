@@ -4,8 +4,8 @@
 
 Every part is a command of its own, named in its row: fixed cases of what was once found wrong, and
 samples by a fixed seed of what takes hours as a whole. Samples run ``--jobs`` at a time, tests one
-part after the other, each by two workers. ``--beside-suite`` leaves out the parts whose cases are
-tests, since `make test` has them all, and takes the first of what is drawn (`BESIDE`).
+part after the other, each by two workers and with every case. ``--beside-suite`` leaves out the
+parts of which the suite has tests (`TESTED`), and takes the first of what is drawn (`BESIDE`).
 ``out/gate.json`` gets the table and its commit; the exit code is 1 where a part fails.
 """
 
@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import census
+from benchmarks.every_case import EVERY_CASE
 from benchmarks.figures import Target, machine, show
 from benchmarks.quick_xla import compile_quickly
 from benchmarks.sequences import LAYOUTS as SEQUENCES
@@ -139,6 +140,11 @@ FINDINGS: Mapping[str, Sequence[str]] = {
     ),
 }
 """Tests of what was once found, by what it was."""
+TESTED = (
+    *FINDINGS,
+    *("every schedule, verified", "choices, verified", "train.py beside run"),
+    *("rehearsal, planted mistakes", "planted errors"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +258,7 @@ def _measured(printed: str) -> tuple[int, list[str]]:
 def run(part: Part) -> dict[str, Any]:
     """The row of a part."""
     start = time.perf_counter()
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "AUTOPAR_MEASURE": "0"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "AUTOPAR_MEASURE": "0", EVERY_CASE: "1"}
     done = subprocess.run(
         [sys.executable, "-m", *part.words], capture_output=True, text=True, env=environment
     )
@@ -290,7 +296,7 @@ def main() -> None:
     unknown = set(given.only) - {part.name for part in every}
     if unknown:
         parser.error(f"no part {', '.join(unknown)}; there are {', '.join(p.name for p in every)}")
-    left_out = FINDINGS.keys() if given.beside_suite else set[str]()
+    left_out = TESTED if given.beside_suite else ()
     most = BESIDE_MINUTES if given.beside_suite else MINUTES
     asked = [
         p for p in every if p.name not in left_out and (not given.only or p.name in given.only)

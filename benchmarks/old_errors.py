@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.every_case import EVERY_CASE
 from benchmarks.figures import Target, show
 from benchmarks.gate import FINDINGS
 
@@ -227,7 +228,8 @@ def run(name: str, error: OldError, copy: Path) -> dict[str, Any]:
     right = file.read_text()
     file.write_text(right.replace(error.old, error.new))
     environment = {
-        **os.environ, "OMP_NUM_THREADS": "1", "AUTOPAR_MEASURE": "0", "PYTHONPATH": str(copy)
+        **os.environ, "OMP_NUM_THREADS": "1", "AUTOPAR_MEASURE": "0", "PYTHONPATH": str(copy),
+        EVERY_CASE: "1",
     }  # fmt: skip
     try:
         done = subprocess.run(

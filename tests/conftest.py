@@ -25,7 +25,7 @@ from benchmarks.quick_xla import CACHE, compile_quickly
 
 SMALL_S = 0.03
 """What a program takes to compile that no other process reads from a file."""
-pytest_plugins = ("tests.cpu_seconds",)
+pytest_plugins = ("tests.cpu_seconds", "tests.sampling")
 os.environ["AUTOPAR_MEASURE"] = "0"  # no test's plan hangs on the machine that it is made on
 settings.register_profile(
     "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]

@@ -133,6 +133,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("content", CONTENTS)
 @pytest.mark.parametrize("option", [*OPTIONS, *WRITE_OPTIONS])
+@pytest.mark.some(98)
 def test_a_file_that_cannot_be_used_stays_as_it_is(
     place: Path,
     option: str,

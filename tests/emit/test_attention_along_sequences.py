@@ -103,6 +103,7 @@ def captured_packed(window: int | None) -> Captured:
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize(("mesh", "way"), [(m, w) for m, ways in WAYS.items() for w in ways])
+@pytest.mark.some(32)
 def test_right_and_priced_as_issued(name: str, mesh: str, way: str) -> None:
     captured = captured_as(name)
     graph = captured.graph

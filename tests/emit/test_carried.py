@@ -178,6 +178,7 @@ def made_model(part: type[nn.Module], layers: int = 1) -> Model:
 
 @pytest.mark.parametrize("part", [Codes, Parts, Diagonal, Replaced, Norms, Unread, Seen])
 @pytest.mark.parametrize("layers", [1, 3])
+@pytest.mark.some(7)
 def test_numbers(part: type[nn.Module], layers: int) -> None:
     model = made_model(part, layers)
     made = capture_of(partial(made_model, part, layers), batch)

@@ -25,6 +25,7 @@ from benchmarks.planned import planned_in
 from tests.emit import masked
 from tests.emit.harness import capture_of, check, emitted, load
 from tests.emit.random_stage import random_stage
+from tests.sampling import some
 
 CLUSTER = Path(__file__).parents[2] / "examples/clusters/cpu_4.yaml"
 INF, NAN = float("inf"), float("nan")
@@ -199,7 +200,8 @@ def test_masked_models_train_as_planned(tmp_path: Path) -> None:
         )
         assert not refused
         folders.update({(name, how): folder for how, folder in made.items()})
-    verified = verify_many(list(folders.values()))
-    for label, result in zip(folders, verified, strict=True):
+    few = some(folders, 5)
+    verified = verify_many([folders[label] for label in few])
+    for label, result in zip(few, verified, strict=True):
         assert result.exact.largest < 1e-9, label
         assert result.passed, label

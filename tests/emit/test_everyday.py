@@ -117,6 +117,7 @@ def _verified(made: Captured, model: nn.Module, batch: dict[str, Tensor], mesh: 
 
 
 @pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.some(13)
 def test_losses(name: str) -> None:
     torch.manual_seed(0)
     model, batch = Classifier(LOSSES[name]), _labelled(4)
@@ -590,6 +591,7 @@ def test_ranks_that_hold_pieces_drop_apart() -> None:
 
 
 @pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.some(12)
 def test_layers(name: str) -> None:
     def batch() -> dict[str, Tensor]:
         return _labelled(4, 8)

@@ -89,6 +89,7 @@ def _family(name: str) -> Workload:
     ("family", "fix"),
     [(f, x) for f in EXPERTS for x in FIXES_OF.get(f, [x for x in FIXES if x not in BESIDE])],
 )
+@pytest.mark.some(12)
 def test_every_family_under_every_layout(family: str, fix: str) -> None:
     made = _checked(_family(family), fix)
     assert "experts(" in made.text
@@ -217,6 +218,7 @@ def _balanced(family: str, masked: bool) -> Workload:
         *((family, True, "tp=2,dp_replicate=2") for family in AUXILIARY),
     ],
 )
+@pytest.mark.some(2)
 def test_a_loss_for_balance_is_of_the_whole_batch(family: str, masked: bool, fix: str) -> None:
     """A product of two means: that of each rank's own would be another number."""
     _checked(_balanced(family, masked), fix)
@@ -313,6 +315,7 @@ class Routed(nn.Module):
 
 
 @pytest.mark.parametrize("form", FORMS)
+@pytest.mark.some(3)
 def test_every_form_under_random_decisions(form: str) -> None:
     """The width between the products is split where the matrices' storage allows it."""
     torch.manual_seed(0)

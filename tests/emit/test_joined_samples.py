@@ -172,6 +172,7 @@ def made_of(loss: Any, layer: type[Layer] = Layer) -> Captured:
 
 
 @pytest.mark.parametrize("name", RIGHT)
+@pytest.mark.some(8)
 def test_numbers(name: str) -> None:
     torch.manual_seed(0)
     model, made = Model(RIGHT[name]), made_of(RIGHT[name])

@@ -284,6 +284,7 @@ def _captured(name: str) -> tuple[Workload, Captured]:
 
 @pytest.mark.parametrize("fix", FIXES)
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.some(7)
 def test_models_are_planned_and_exact(name: str, fix: str) -> None:
     workload, captured = _captured(name)
     settings = dict(pair.split("=") for pair in fix.split(","))
@@ -297,6 +298,7 @@ def test_models_are_planned_and_exact(name: str, fix: str) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.some(2)
 def test_half_precision(name: str) -> None:
     """Tokens that are almost as well off with another expert go there: gradients are near."""
     workload = replace(MODELS[name](), precision="bfloat16")

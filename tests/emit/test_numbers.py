@@ -63,6 +63,7 @@ def fresh(case: str) -> tuple[nn.Module, Tensors]:
 
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.some(20)
 def test_random_stages(case: str, seed: int) -> None:
     mesh = Mesh.parse(MESHES[seed % len(MESHES)])
     microbatches = 2 if seed % 4 >= 2 and case != "convnet" else 1

@@ -30,6 +30,7 @@ from tests.emit import odd_names
 from tests.emit.harness import Tensors, capture_of, check, emitted
 from tests.emit.odd_names import NAMES, WIDTH, Chain, Layered, Named
 from tests.emit.random_stage import random_stage
+from tests.sampling import some
 
 ROOT = Path(__file__).parents[2]
 CLUSTER = ROOT / "examples/clusters/cpu_4.yaml"
@@ -52,6 +53,7 @@ def right(make: Callable[[], nn.Module], batch: Callable[[], Tensors], *meshes: 
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.some(17)
 def test_one_name(name: str) -> None:
     text = right(partial(Named, (name,)), odd_names.batch, "1")
     assert "self.row = nn.ParameterList(Parameter((8, 8)) for _ in range(3))" in text
@@ -170,8 +172,9 @@ def test_odd_names_train_as_planned(tmp_path: Path) -> None:
             folders[name, how] = tmp_path / f"{name}_{how}"
             files, _ = plan_files(planned, folders[name, how])
             plan_folder.write(folders[name, how], files)
-    verified = verify_many(list(folders.values()))
-    for label, result in zip(folders, verified, strict=True):
+    few = some(folders, 5)
+    verified = verify_many([folders[label] for label in few])
+    for label, result in zip(few, verified, strict=True):
         assert result.exact.largest < 1e-9, label
         assert result.passed, label
     begun, other = folders["chain", "state"], folders["chain", "stages"]

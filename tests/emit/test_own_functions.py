@@ -146,6 +146,7 @@ def compared(body: Body, mesh: str, seed: int, micro: int = 1, batched: bool = T
 
 
 @pytest.mark.parametrize("name", ALONE)
+@pytest.mark.some(10)
 def test_element_by_element(name: str) -> None:
     for seed, mesh in enumerate(("dp_shard=1", "dp_shard=2 x tp=2")):
         text = compared(ALONE[name], mesh, seed, 1 + seed)

@@ -103,6 +103,7 @@ def renamed(text: str) -> str:
 
 
 @pytest.mark.parametrize("name", SPLIT)
+@pytest.mark.some(5)
 def test_split_as_its_ops_allow(name: str) -> None:
     body, text = SPLIT[name]
     assert [renamed(op.attrs[FUNCTION][RULE]) for op in functions(body)] == [text]

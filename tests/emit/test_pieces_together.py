@@ -273,6 +273,7 @@ OTHERS = (
 
 
 @pytest.mark.parametrize("body", OTHERS)
+@pytest.mark.some(6)
 def test_others_are_right_as_they_are(body: Body) -> None:
     made = _captured(body)
     for seed, mesh in enumerate(("tp=2", "dp_shard=2 x tp=2", "dp_replicate=4")):

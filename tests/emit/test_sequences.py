@@ -219,6 +219,7 @@ def right(body: Body, loss: Callable[[Tensor, Tensor], Tensor], mesh: Mesh, micr
 
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 @pytest.mark.parametrize("name", sorted(BODIES.keys() - REFUSED))
+@pytest.mark.some(40)
 def test_what_is_done_with_tokens(name: str, mesh: Mesh) -> None:
     apart = mesh.size("dp_shard") > 1 and name != "joined and summed"  # a mean over all samples
     right(BODIES[name], _mean, mesh, 2 if apart else 1)

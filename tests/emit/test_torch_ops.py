@@ -34,6 +34,7 @@ CASES = [(name, torch.float32) for name in MENDED] + [(name, torch.int64) for na
 
 @pytest.mark.filterwarnings("ignore")  # the database calls what is deprecated, too
 @pytest.mark.parametrize(("name", "dtype"), CASES, ids=str)
+@pytest.mark.some(24)
 def test_it_is_planned_and_exact(name: str, dtype: torch.dtype) -> None:
     rows = [r for r in outcomes(name, dtype, stages=STAGES[:1]) if r.outcome != "not run"]
     assert rows

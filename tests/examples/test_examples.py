@@ -63,6 +63,7 @@ def test_example_computes_what_one_device_computes(
 
 
 @pytest.mark.gloo
+@pytest.mark.some(4)
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_example_learns(name: str, plans: dict[str, Path]) -> None:
     result = launch.run(plans[name], STEPS, device="cpu")

@@ -17,6 +17,7 @@ from autopar.runtime.jobs.launch import verify_many
 from benchmarks.planned import planned_in
 from tests.frontends.torch_referee import compare
 from tests.plans import cluster_text
+from tests.sampling import some
 
 MODEL = '''
 import torch
@@ -112,9 +113,10 @@ def test_rows_of_branches_that_run_for_none_are_as_they_were(tmp_path: Path) -> 
     model.write_text(MODEL)
     cluster.write_text(cluster_text(2))
     layouts = {"data": {"dp_replicate": "2"}, "tensor": {"tp": "2"}}
+    layouts = {name: layouts[name] for name in some(layouts, 1)}
     folders, refused = planned_in(f"{model}:workload", tmp_path, layouts, str(cluster))
     assert not refused
-    assert [verified.passed for verified in verify_many(list(folders.values()))] == [True, True]
+    assert all(verified.passed for verified in verify_many(list(folders.values())))
 
 
 def a_number(x: Tensor, mask: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ BY_INDEX = set(EXPERTS)  # the best experts of a token are found by a call of to
 
 
 @pytest.mark.parametrize("family", ZOO)
+@pytest.mark.some(12)
 def test_graph_equals_model(family: str) -> None:
     compared = compare(ZOO[family]())
     assert compared.worst <= 1e-12
@@ -87,6 +88,7 @@ def test_capture_does_not_depend_on_the_order_of_sets(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("family", ["mixtral", "olmoe", "qwen2_moe"])
+@pytest.mark.some(1)
 def test_layers_whose_insides_a_loss_reads_are_folded(family: str) -> None:
     """The library hands router logits on from inside of a layer, past what its forward returns."""
     compared = compare(routed(family, output_router_logits=True, router_aux_loss_coef=0.5)())

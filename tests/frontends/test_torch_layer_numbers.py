@@ -337,11 +337,13 @@ def check(name: str, one: Compared | None, other: int | None) -> None:
 
 
 @pytest.mark.parametrize(("use", "other"), EACH_WITH_ONE, indirect=["other"])
+@pytest.mark.some(50)
 def test_uses(use: str, other: int | None) -> None:
     check(use, compared(lambda m: STATE.table[m.index], USES[use], _none), other)
 
 
 @pytest.mark.parametrize("source", list(SOURCES))
+@pytest.mark.some(34)
 def test_sources(source: str, other: int | None) -> None:
     find, prepare = SOURCES[source]
     check(source, compared(find, lambda m, h, n: h * n, prepare), other)

@@ -167,6 +167,7 @@ def test_the_platform_is_that_of_the_mesh(monkeypatch: Any) -> None:
     ("none", 1), ("none", 9), ("none", 80), ("none", 149), ("padding", 40), ("bias by head", 70),
     ("bias by key", 70), ("sliding window", 12),
 ])  # fmt: skip
+@pytest.mark.some(4)
 def test_a_window(mask: str, width: int) -> None:
     with jax.enable_x64(True):
         rng = np.random.default_rng(0)
@@ -203,6 +204,7 @@ def test_a_window_makes_the_scores_that_show_alone() -> None:
 @pytest.mark.parametrize(("causal", "width"), [
     (True, None), (False, None), (True, 1), (True, 130), (True, 383)
 ])  # fmt: skip
+@pytest.mark.some(3)
 def test_the_kernel_of_tpus_attends(causal: bool, width: int | None) -> None:
     """As it is interpreted; two heads share keys, and there are more rows than a tile has."""
     keys = jax.random.split(jax.random.key(1), 4)

@@ -121,6 +121,7 @@ def _loss(form: Form) -> Callable[[Any, Any], Any]:
 
 
 @pytest.mark.parametrize("name", FORMS)
+@pytest.mark.some(4)
 def test_they_compute_what_the_loss_does(name: str) -> None:
     """Captured, beside `jax.grad` on one device; then split over data and model ranks."""
     form, text = FORMS[name]

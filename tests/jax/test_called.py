@@ -122,6 +122,7 @@ def _loss(form: str) -> Callable[[Any, Any], Any]:
 
 
 @pytest.mark.parametrize("form", FORMS)
+@pytest.mark.some(10)
 def test_programs_call_them_as_the_loss_does(form: str) -> None:
     """Split over data and model ranks, beside `jax.grad` on one device."""
     model = models.Model(_loss(form), PARAMS, BATCH)

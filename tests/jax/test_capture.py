@@ -35,6 +35,7 @@ def equal(loss: Callable[..., Any], params: Any, batch: Any) -> Graph:
 
 
 @pytest.mark.parametrize("name", models.MODELS)
+@pytest.mark.some(6)
 def test_graph_equals_loss_function(name: str) -> None:
     model = models.MODELS[name]()
     graph = equal(model.loss, model.params, model.batch)
@@ -44,6 +45,7 @@ def test_graph_equals_loss_function(name: str) -> None:
 
 
 @pytest.mark.parametrize("family", [families.resnet, families.t5])
+@pytest.mark.some(1)
 def test_graph_of_a_family_equals_its_loss_function(family: Callable[[], models.Model]) -> None:
     model = family()
     graph = equal(model.loss, model.params, model.batch)

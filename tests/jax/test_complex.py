@@ -97,6 +97,7 @@ PARAMS, BATCH = {"w": models.shape(8, 8)}, {"x": models.shape(8, 6, 8)}
 
 
 @pytest.mark.parametrize("name", FORMS)
+@pytest.mark.some(12)
 def test_pairs_give_loss_and_gradients_of_complex_numbers(name: str) -> None:
     loss = _small(FORMS[name])
     with jax.enable_x64(True):
@@ -115,6 +116,7 @@ def test_pairs_give_loss_and_gradients_of_complex_numbers(name: str) -> None:
 @pytest.mark.parametrize(
     "name", ["products", "scan", "fft", "ifft of two dims", "rfft and back", "matrices"]
 )
+@pytest.mark.some(3)
 def test_programs_of_complex_numbers_are_those_of_one_device(name: str) -> None:
     model = models.Model(_small(FORMS[name]), PARAMS, BATCH)
     for how in ("tp", "dp"):

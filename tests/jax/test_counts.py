@@ -91,6 +91,7 @@ def drawn(loss: Any) -> Draws | None:
 
 
 @pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.some(2)
 def test_gradients_are_those_of_the_whole_batch(name: str, tmp_path: Path) -> None:
     loss, count = LOSSES[name]
     draws = drawn(loss)

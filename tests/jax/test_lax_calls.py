@@ -89,6 +89,7 @@ FORMS: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("form", FORMS)
+@pytest.mark.some(12)
 def test_programs_call_them_as_the_loss_does(form: str) -> None:
     """Captured, split over data and model ranks, and against one device."""
 

@@ -61,6 +61,7 @@ def test_a_loss_that_no_sample_is_in_counts_once(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.some(2)
 def test_loss_and_gradients_are_those_of_one_device(name: str) -> None:
     program = made_of("learned weights", model(learned), LAYOUTS[name], has_aux=True)
     assert program.plan.microbatches > 1

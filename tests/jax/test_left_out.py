@@ -135,6 +135,7 @@ CASES = [
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize(("layer", "loop"), CASES)
+@pytest.mark.some(14)
 def test_graph_is_that_of_all_layers(
     layer: Layer, loop: Callable[..., Any], precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -53,6 +53,7 @@ def model(keys: Sequence[str], entry: str) -> models.Model:
 
 
 @pytest.mark.parametrize("first", range(0, len(KEYS), TOGETHER))
+@pytest.mark.some(2)
 def test_keys_of_the_parameters(first: int) -> None:
     keys = KEYS[first : first + TOGETHER]
     for layout in LAYOUTS.values():

@@ -45,6 +45,7 @@ PLANS: dict[str, tuple[str, Fix, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", PLANS)
+@pytest.mark.some(5)
 def test_stages_equal_the_loss_function_and_move_what_was_priced(name: str) -> None:
     model, fix, options = PLANS[name]
     program = made(model, fix, **options)

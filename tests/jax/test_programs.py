@@ -55,6 +55,7 @@ PLANS: dict[str, tuple[str, Fix, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", PLANS)
+@pytest.mark.some(6)
 def test_program_equals_loss_function_and_moves_what_was_priced(name: str) -> None:
     model, fix, options = PLANS[name]
     program = made(model, fix, **options)
@@ -116,6 +117,7 @@ def test_gelu_in_half_precision_has_exact_constants() -> None:
 
 
 @pytest.mark.parametrize("name", ["all_zero2", "masked", "convnet"])
+@pytest.mark.some(1)
 def test_probes_see_what_one_device_computes(name: str) -> None:
     """In layers, loops and microbatches, forward and backward; and what is wrong in one layer."""
     model, fix, options = PLANS[name]

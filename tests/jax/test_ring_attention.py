@@ -92,6 +92,7 @@ WINDOWS = [
     [(*case, None) for case in CASES]
     + [(way, axes, True, order, mask, window) for way, axes, order, mask, window in WINDOWS],
 )
+@pytest.mark.some(9)
 def test_values_and_gradients_are_those_of_one_device(
     way: Any, axes: str, causal: bool, order: str, mask: str, window: int | None
 ) -> None:

@@ -95,6 +95,7 @@ def largest(ours: Any, theirs: Any) -> float:
 
 
 @pytest.mark.parametrize("name", ["adamw", "adafactor", "several", "noise"])
+@pytest.mark.some(2)
 def test_any_transformation_steps_as_on_one_device(
     plans: dict[str, PlanFolder], tmp_path: Path, name: str
 ) -> None:

@@ -137,6 +137,7 @@ TAKES: Mapping[str, tuple[Mapping[str, Any], dict[str, Any], list[tuple[int, ...
 
 @pytest.mark.parametrize("groups", [4, 2, 1])
 @pytest.mark.parametrize("takes", TAKES)
+@pytest.mark.some(20)
 def test_attention_of_jax_itself_is_one_op(takes: str, groups: int) -> None:
     options, expected, shapes = TAKES[takes]
 
@@ -284,6 +285,7 @@ PROGRAMS: Sequence[tuple[Any, Mapping[str, str], str]] = [
 
 
 @pytest.mark.parametrize(("far", "fix", "said"), PROGRAMS)
+@pytest.mark.some(3)
 def test_programs_compute_what_the_model_does(far: Any, fix: Mapping[str, str], said: str) -> None:
     made = made_of(f"windowed {far}", windowed(far), fix)
     assert said in " ".join(made.text.split())

@@ -30,6 +30,7 @@ RING = {"cp": "2", "dp_shard": "4", "zero": "2", "microbatch": "1"}
     ("name", "fix"),
     [("llama", ROWS), ("llama", MIX), ("gpt_two_layers", RING), ("llama", LEVELS)],
 )
+@pytest.mark.some(2)
 def test_programs_compute_what_the_model_does(name: str, fix: Mapping[str, str]) -> None:
     program = made(name, fix)
     errors, moved = program.exact()

@@ -97,6 +97,7 @@ def program(name: str, fix: Mapping[str, str]) -> Made:
 
 @pytest.mark.parametrize("name", [*LOSSES, *LISTED])
 @pytest.mark.parametrize("fix", [{"tp": "2", "dp_shard": "4", "zero": "3"}, {"dp_shard": "8"}])
+@pytest.mark.some(10)
 def test_programs_compute_what_the_model_does(name: str, fix: Mapping[str, str]) -> None:
     errors, _ = program(name, fix).exact()
     assert errors.largest <= TOLERANCE
@@ -105,6 +106,7 @@ def test_programs_compute_what_the_model_does(name: str, fix: Mapping[str, str])
 @pytest.mark.parametrize(
     "name", ["two towers", "adapters behind", "a penalty", "a frozen teacher", "some of them again"]
 )
+@pytest.mark.some(2)
 def test_their_pipelines_do_so_too(name: str) -> None:
     errors, _ = program(name, {"pp": "2", "tp": "2", "dp_shard": "2"}).exact()
     assert errors.largest <= TOLERANCE

@@ -156,6 +156,7 @@ def ungated() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", FORMS)
+@pytest.mark.some(3)
 def test_each_row_by_the_matrix_of_its_expert(name: str) -> None:
     """No sort is left of which every rank would need all rows, and samples are split."""
     loss, params = loss_of(FORMS[name]), params_of(name)

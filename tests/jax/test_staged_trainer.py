@@ -128,6 +128,7 @@ def by_own(plans: dict[str, PlanFolder], name: str, optimizer: Any = OWN) -> Any
     "optimizer", [OWN, optax.adafactor(1e-2, min_dim_size_to_factor=4), optax.lamb(1e-2)]
 )
 @pytest.mark.parametrize("name", ["stages", "other stages"])
+@pytest.mark.some(3)
 def test_an_optimizer_of_ones_own_steps_as_on_one_device(
     plans: dict[str, PlanFolder], name: str, optimizer: Any
 ) -> None:

@@ -220,6 +220,7 @@ def _scans(graph: Graph) -> list[Op]:
 
 
 @pytest.mark.parametrize("name", FORMS)
+@pytest.mark.some(6)
 def test_they_compute_what_the_loss_does(name: str) -> None:
     """Captured, beside `jax.grad` on one device; then split over data and model ranks."""
     form, text = FORMS[name]

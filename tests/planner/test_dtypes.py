@@ -130,6 +130,7 @@ def _plan(mix: Mix) -> tuple[Captured, PlanResult]:
 
 
 @pytest.mark.parametrize("mix", MIXES, ids=lambda mix: mix.name)
+@pytest.mark.some(14)
 def test_prices_are_of_the_dtypes_that_run(mix: Mix) -> None:
     captured, planned = _plan(mix)
     real = _real(mix, planned, captured)

@@ -140,6 +140,7 @@ def held_bytes(trainer: Trainer) -> int:
 
 @pytest.mark.parametrize("written", [False, True], ids=["fused", "written"])
 @pytest.mark.parametrize("recompute", [*POLICIES, *MIXED])
+@pytest.mark.some(6)
 def test_bytes_kept_are_those_that_are_held(recompute: str, written: bool) -> None:
     trainer, made = trainer_of(recompute, written)
     prices = Prices(ONE, made.lowered.mesh, made.plan.precision)
@@ -286,6 +287,7 @@ class WithLabels(nn.Module):
 
 
 @pytest.mark.parametrize("recompute", [*POLICIES, *MIXED])
+@pytest.mark.some(3)
 def test_bytes_kept_of_experts(recompute: str) -> None:
     trainer, made = trainer_of(recompute, make=_mixtral)
     prices = Prices(ONE, made.lowered.mesh, made.plan.precision)

@@ -37,6 +37,7 @@ def models(asked: Question) -> Models:
 
 @pytest.mark.parametrize("recompute", [KEEP_ALL, Recompute(FULL)], ids=["none", "full"])
 @pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.some(10)
 def test_no_cut_of_a_core_is_faster(
     name: str, recompute: Recompute, asked: Question, models: Models
 ) -> None:

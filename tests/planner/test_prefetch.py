@@ -18,6 +18,7 @@ from autopar.planner.planning import PlanResult
 from autopar.runtime.jobs.launch import verify_many
 from autopar.runtime.pytorch import gathered_ahead
 from tests.plans import gpus
+from tests.sampling import some
 
 MODEL = """
 import dataclasses
@@ -296,7 +297,7 @@ def test_programs_compute_the_same(where: Path) -> None:
             f"prefetch={fix['prefetch']}"
             in plan_folder.code_of(folders[-1], "model.py").read_text()
         )
-    for result in verify_many(folders):
+    for result in verify_many(some(folders, 6)):
         assert result.passed
         assert result.collectives_match
         assert result.exact.largest < 1e-12

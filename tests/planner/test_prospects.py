@@ -20,6 +20,7 @@ from tests.planner.test_search import LARGE, NODE, question
 @pytest.mark.parametrize(
     ("share", "batch"), [(1.0, 32), (0.15, 32), (0.08, 32), (0.05, 32), (0.05, 96)]
 )
+@pytest.mark.some(2)
 def test_a_search_by_prospects_loses_nothing_to_one_that_solves_all(
     share: float, batch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -35,6 +36,7 @@ def test_a_search_by_prospects_loses_nothing_to_one_that_solves_all(
 
 
 @pytest.mark.parametrize("share", [0.08, 0.06, 0.05])
+@pytest.mark.some(1)
 def test_layouts_whose_state_has_no_room_are_left_out_at_no_loss(
     share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:

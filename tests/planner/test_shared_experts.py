@@ -37,6 +37,7 @@ from autopar.report.explained import explained
 from autopar.report.summary import summary_object
 from autopar.runtime.jobs.launch import verify_many
 from tests.planner.test_expert_piece_plans import CORES, H100, SPREAD, step_s
+from tests.sampling import some
 
 MODEL = """
 import torch
@@ -250,6 +251,7 @@ def test_plans_say_it_and_come_back_from_text(planned: PlanResult) -> None:
         ("late", ""),
     ],
 )
+@pytest.mark.some(4)
 def test_where_they_may(model: str, name: str, path: str) -> None:
     """Next to the experts, without random numbers, neither making what they read nor reading what
     they, or what stands behind them, make."""
@@ -311,6 +313,6 @@ def test_programs_compute_what_the_model_computes(model: str, tmp_path: Path) ->
         made = plan(f"{model}:{name}", CORES, {**fix, **BESIDE})
         plan_folder.write(folder, plan_files(made, folder)[0])
         assert "beside=lambda: self.shared" in (folder / "program" / "model.py").read_text()
-    for result in verify_many(folders):
+    for result in verify_many(some(folders, 3)):
         assert result.passed, result
         assert result.collective_differences == ()

@@ -103,6 +103,7 @@ def test_no_plan_of_any_cut_or_order_is_faster(planned: Outcome) -> None:
 
 
 @pytest.mark.parametrize("pp", [2, 4])
+@pytest.mark.some(1)
 def test_nor_where_memory_binds(pp: int) -> None:
     """The search may also let ranks differ in recomputation."""
     devices = [

@@ -81,6 +81,7 @@ def _check(kind: str, operands: Sequence[Tensor], attrs: dict[str, object]) -> N
 
 
 @pytest.mark.parametrize("kind", sorted(set(CASES) - set(ELSEWHERE)))
+@pytest.mark.some(120)
 def test_rules_say_what_autograd_keeps(kind: str) -> None:
     @settings(
         max_examples=10,

@@ -45,6 +45,7 @@ def test_meshes(names: list[str], data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("kind", sorted(CASES))
+@pytest.mark.some(90)
 def test_bound_rules_and_strategies(kind: str) -> None:
     """The text of a bound rule, bound to the same shapes, is the same rule."""
 

@@ -35,6 +35,7 @@ from tests.runtime import pipelined_models, torch_pipelines
 from tests.runtime.drawn_once import initialize
 from tests.runtime.live_memory import LiveMemory
 from tests.runtime.pipelined_models import BATCH, MODELS, Whole
+from tests.sampling import some
 
 CPU = torch.device("cpu")
 MICROBATCHES = 8
@@ -48,6 +49,10 @@ INSIDE: dict[str, tuple[dict[str, int], tuple[int, ...]]] = {
     "zero by stage, offload": ({"dp_shard": 2}, (3, 1, 2)),
 }
 """Axes inside of a stage, and ZeRO levels of the stages, over and over."""
+PLAYED = [("gpt", name) for name in SCHEDULES] + some([("unet", name) for name in SCHEDULES], 4)
+SPLIT = some([(i, name) for i in INSIDE for name in ("1f1b", "zb-v", "chimera")], 9)
+TORCH_PLAYS = some([name for name in SCHEDULES if name != "chimera"], 4)
+"""It has one route through its stages."""
 
 
 def make(
@@ -271,24 +276,19 @@ def main() -> None:
     start("cpu", timeout_s=60)
     given = Given()
     checks: dict[str, Callable[[], Any]] = {}
-    for name in SCHEDULES:
-        for model in MODELS:
-            checks[f"{model}: {name}"] = partial(agrees, given, model, name)
-    for inside in INSIDE:
-        for name in ("1f1b", "zb-v"):
-            checks[f"inside: {inside}, {name}"] = partial(
-                agrees, given, "gpt", name, pp=2, inside=inside, microbatches=MICROBATCHES // 2
-            )
-        checks[f"inside: {inside}, chimera"] = partial(
-            agrees, given, "unet", "chimera", pp=2, inside=inside, microbatches=MICROBATCHES // 2
+    for model, name in PLAYED:
+        checks[f"{model}: {name}"] = partial(agrees, given, model, name)
+    for inside, name in SPLIT:
+        model = "unet" if name == "chimera" else "gpt"
+        checks[f"inside: {inside}, {name}"] = partial(
+            agrees, given, model, name, pp=2, inside=inside, microbatches=MICROBATCHES // 2
         )
     for name in ("1f1b", "zb-v", "zb-h2"):
         checks[f"recomputes: {name}"] = partial(agrees, given, "gpt", name, recompute=(0, 2))
     for name in ("gpipe", "1f1b", "zb-v"):
         checks[f"memory: {name}"] = partial(memory, name)
-    for name in SCHEDULES:
-        if name != "chimera":  # torch has one route
-            checks[f"torch: {name}"] = partial(by_torch, name, given.batch["gpt"])
+    for name in TORCH_PLAYS:
+        checks[f"torch: {name}"] = partial(by_torch, name, given.batch["gpt"])
     checks["checkpoints"] = partial(checkpoints, results / "checkpoint")
     checks["dropped"] = dropped
     only = sys.argv[2:]

@@ -10,6 +10,7 @@ import pytest
 
 from autopar.cli.commands import plan_files
 from autopar.files import plan_folder
+from autopar.nouns.style import Style
 from autopar.planner import plan
 from autopar.planner.options import Options
 from autopar.runtime.jobs.launch import run
@@ -59,9 +60,10 @@ COMPILER = next(
 @pytest.mark.skipif(not COMPILER, reason="torch.compile needs a C++ compiler on a CPU")
 @pytest.mark.gloo(2)
 @pytest.mark.slow
+@pytest.mark.some(1)
+@pytest.mark.parametrize("style", ["layers", "compiled"])
 def test_compiled_runs_have_the_losses_of_an_eager_one(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    style: Style, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "compiled"))
     # Without, inductor compiles programs to try what the CPU says of itself.
@@ -70,15 +72,10 @@ def test_compiled_runs_have_the_losses_of_an_eager_one(
     (tmp_path / "cluster.yaml").write_text(cluster_text(2))
     folder, given = tmp_path / "plan", (str(tmp_path / "model.py"), str(tmp_path / "cluster.yaml"))
     # The loss head, which lies around the layers, is one in chunks.
-    planned = plan(*given, {"tp": "2", "loss_chunks": "2"}, Options(style="layers"))
+    fix = {"tp": "2", **({"loss_chunks": "2"} if style == "layers" else {})}
+    planned = plan(*given, fix, Options(style=style))
     plan_folder.write(folder, plan_files(planned, folder)[0])
-    eager = run(folder, 3, compile=False)
-    layers = run(folder, 3)
-    assert (eager.style, layers.style) == ("eager", "layers")
-    assert layers.losses == pytest.approx(eager.losses, rel=1e-6)
-    assert layers.losses[2] != layers.losses[0]
-    planned = plan(*given, {"tp": "2"})
-    plan_folder.write(folder, plan_files(planned, folder)[0])
-    compiled = run(folder, 3, compile=True)
-    assert compiled.style == "compiled"
+    eager, compiled = run(folder, 3, compile=False), run(folder, 3)
+    assert (eager.style, compiled.style) == ("eager", style)
     assert compiled.losses == pytest.approx(eager.losses, rel=1e-6)
+    assert compiled.losses[2] != compiled.losses[0]

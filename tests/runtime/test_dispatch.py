@@ -51,6 +51,7 @@ def checked(of: Case) -> list[tuple[str, str, int]]:
 @pytest.mark.parametrize("tokens", ["even", "odd", "none"])
 @pytest.mark.parametrize("routing", ROUTINGS)
 @pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.some(165)
 def test_ranks_together_compute_the_whole(layout: str, routing: str, tokens: str) -> None:
     checked(case(LAYOUTS[layout], Form(), routing, tokens))
 

@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks.experts import MODELS, PLANS
 from benchmarks.zoo import check, right
+from tests.sampling import some
 
 TRIED = {
     "mixtral": (
@@ -24,6 +25,7 @@ TRIED = {
 @pytest.mark.parametrize("model", TRIED)
 def test_programs_compute_what_the_library_does(model: str, tmp_path: Path) -> None:
     """In float64, against its own loop over experts; collectives are those that were priced."""
-    rows = check(model, tmp_path, {name: PLANS[name] for name in TRIED[model]})
-    assert len(rows) == len(TRIED[model])
+    names = some(TRIED[model], 1)
+    rows = check(model, tmp_path, {name: PLANS[name] for name in names})
+    assert len(rows) == len(names)
     assert [row for row in rows if not right(row)] == []

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from autopar.pipeline.check import held
-from autopar.pipeline.schedules.table import SCHEDULES, schedule
+from autopar.pipeline.schedules.table import schedule
+from tests.runtime.pipeline_checks import PLAYED, SPLIT, TORCH_PLAYS
 from tests.warm_ranks import results_of
 
 pytestmark = pytest.mark.gloo
@@ -29,8 +30,7 @@ def right(result: dict[str, Any]) -> None:
     assert result["played"]
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
-@pytest.mark.parametrize("model", ["gpt", "unet"])
+@pytest.mark.parametrize(("model", "name"), PLAYED)
 def test_two_steps_equal_one_device(checked: dict[str, Any], model: str, name: str) -> None:
     result = checked[f"{model}: {name}"]
     right(result)
@@ -38,10 +38,7 @@ def test_two_steps_equal_one_device(checked: dict[str, Any], model: str, name: s
     assert result["most_held"] == list(held(schedule(name, 4, 8, interleave)))
 
 
-@pytest.mark.parametrize("name", ["1f1b", "zb-v", "chimera"])
-@pytest.mark.parametrize(
-    "inside", ["tp", "zero 0", "zero 1", "zero 2", "zero 3", "zero by stage, offload"]
-)
+@pytest.mark.parametrize(("inside", "name"), SPLIT)
 def test_stages_of_two_ranks(checked: dict[str, Any], inside: str, name: str) -> None:
     right(checked[f"inside: {inside}, {name}"])
 
@@ -64,7 +61,7 @@ def test_memory_is_that_of_the_lists(checked: dict[str, Any], name: str) -> None
         assert few == many
 
 
-@pytest.mark.parametrize("name", [n for n in SCHEDULES if n != "chimera"])
+@pytest.mark.parametrize("name", TORCH_PLAYS)
 def test_gradients_are_those_of_torchs_runtime(checked: dict[str, Any], name: str) -> None:
     assert checked[f"torch: {name}"] < 1e-14
 

@@ -12,6 +12,7 @@ from autopar.nouns.layout import LayoutError
 from autopar.planner import plan
 from autopar.runtime.jobs.launch import verify_many
 from tests.plans import cluster_text
+from tests.sampling import some
 
 MODEL = """
 import torch
@@ -73,13 +74,14 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def test_each_dtype_of_a_unit_is_reduced_in_its_own(files: tuple[Path, Path]) -> None:
     model, cluster = files
     folders = []
-    for number, pins in enumerate(LAYOUTS):
+    layouts = some(LAYOUTS, 3)
+    for number, pins in enumerate(layouts):
         planned = plan(f"{model}:workload", str(cluster), pins)
         folders.append(model.parent / f"plan_{number}")
         made, _ = plan_files(planned, folders[-1])
         plan_folder.write(folders[-1], made)
     verified = verify_many(folders)
-    assert [one.passed for one in verified] == [True] * len(LAYOUTS)
+    assert [one.passed for one in verified] == [True] * len(layouts)
 
 
 def test_computing_in_another_dtype_needs_parameters_alike(files: tuple[Path, Path]) -> None:

@@ -77,6 +77,7 @@ def folder_of(where: Path, fix: dict[str, str]) -> Path:
 
 @pytest.mark.gloo(4)
 @pytest.mark.parametrize("name", FIXES)
+@pytest.mark.some(2)
 def test_train_py_prints_the_losses_of_a_run(tmp_path: Path, name: str) -> None:
     folder = folder_of(tmp_path, FIXES[name])
     ranks = plan_folder.read_plan(folder).device_count

@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from autopar.runtime.pytorch.training.program import train_of
 from autopar.runtime.pytorch.training.trainer import Trainer
+from tests.sampling import some
 
 
 def _groups(**changes: float) -> Callable[[Trainer], None]:
@@ -86,7 +87,7 @@ def _one_parameter(trainer: Trainer) -> None:
         group["params"] = group["params"][:-1]
 
 
-WRONG: dict[str, Callable[[Trainer], None]] = {
+EVERY: dict[str, Callable[[Trainer], None]] = {
     "rate": _groups(lr=1 + 1e-6),
     "decay": _groups(weight_decay=0.0),
     "epsilon": _groups(eps=10.0),
@@ -100,3 +101,4 @@ WRONG: dict[str, Callable[[Trainer], None]] = {
     "another piece": _other_piece,
     "a parameter left out": _one_parameter,
 }
+WRONG = {name: EVERY[name] for name in some(EVERY, 5)}

@@ -25,6 +25,7 @@ from autopar.runtime.pytorch.portions import even_split
 from autopar.runtime.pytorch.training.load import start
 from autopar.runtime.pytorch.weights import contents, load_weights, save_weights
 from tests.plans import cluster
+from tests.sampling import some
 from tests.script.models import Dropping, Exact, Points, Words, points, words
 
 
@@ -106,6 +107,7 @@ LAYOUTS: dict[str, dict[str, object]] = {
         "pp": 2, "tp": 2, "interleave": 2, "microbatch": 2, "schedule": "interleaved-1f1b"
     },
 }  # fmt: skip
+EVALUATED = some(LAYOUTS, 3)
 SIZES = (1, 3, 16, 21)
 """Samples of batches where 16 were planned."""
 
@@ -289,7 +291,7 @@ CHECKS: dict[str, Callable[[Path], Any]] = {
     "planned once": planned_once,
     "refused everywhere": refused_everywhere,
     "other weights": other_weights,
-    **{f"evaluated: {layout}": functools.partial(evaluated, layout=layout) for layout in LAYOUTS},
+    **{f"evaluated: {layout}": functools.partial(evaluated, layout=layout) for layout in EVALUATED},
     "mean of squares": mean_of_squares,
     "loaded": loaded,
     "overflows": overflows,

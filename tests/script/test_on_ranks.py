@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.script.checks import LAYOUTS
+from tests.script.checks import EVALUATED
 from tests.warm_ranks import results_of
 
 pytestmark = pytest.mark.gloo
@@ -40,7 +40,7 @@ def test_ranks_that_start_from_other_weights_are_named(seen: dict[str, Any]) -> 
     assert errors == [errors[0]] * 4
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", EVALUATED)
 def test_evaluation_is_that_of_one_device_and_leaves_no_trace(
     seen: dict[str, Any], layout: str
 ) -> None:

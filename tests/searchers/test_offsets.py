@@ -64,6 +64,7 @@ def test_a_constant_on_a_node_changes_no_answer(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(set(SEARCHERS) - {"brute_force"}))
 @pytest.mark.parametrize("constant", [10**12, -(10**12)])
+@pytest.mark.some(6)
 def test_a_constant_on_every_node_changes_no_answer(name: str, constant: int) -> None:
     problem = layered(40, 8, seed=3, limit=0.3)
     _same_answer(problem, np.full(40, constant), name, 2_000)

@@ -119,6 +119,7 @@ def test_shrinking_keeps_costs_and_memory(problem: Problem, random: object) -> N
 
 
 @pytest.mark.parametrize("limit", [None, 0.6, 0.35])
+@pytest.mark.some(1)
 def test_searchers_on_layers(limit: float | None) -> None:
     problem = layered(40, 5, seed=1, limit=limit)
     answers = {}

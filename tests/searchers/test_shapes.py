@@ -16,6 +16,7 @@ from benchmarks.shapes import SHAPES, make
 
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize("searcher", ["portfolio", "coordinate_descent", "mcts"])
+@pytest.mark.some(18)
 def test_a_feasible_answer_is_found(name: str, searcher: str) -> None:
     problem = make(name, size=24 / SHAPES[name].nodes)
     solution = search(problem, searcher, Budget(evaluations=5_000))

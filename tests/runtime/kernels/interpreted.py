@@ -27,6 +27,7 @@ from autopar.runtime.pytorch.loss_head_kernel import losses_by_kernel
 from benchmarks import kernel_timing
 from benchmarks.kernel_cases import Case, cases, check, relative
 from benchmarks.kernel_shapes import Shape
+from tests.sampling import some
 
 COUNT = 8
 FORM = CrossEntropy(label_smoothing=0.1, softcap=5.0, scale=0.7)
@@ -270,14 +271,15 @@ CHECKS: dict[str, Callable[[], None]] = {
         )
     },
 }
+TRIED = some(CHECKS, 8)
 
 
 def main() -> None:
     wrong = {}
-    for name, one in CHECKS.items():
+    for name in TRIED:
         torch.manual_seed(0)
         try:
-            one()
+            CHECKS[name]()
             wrong[name] = ""
         except Exception:
             wrong[name] = traceback.format_exc()
