@@ -3,9 +3,11 @@
     python -m benchmarks.choices [--rounds 3] [--json]
 
 Llama-3-8B on 8 H100 and 70B on 256 (sequence 8192, 64 sequences), planned with every choice as
-programs had it before there was one, with one choice free at a time, and with all free. Times are
-predicted; layouts are searched anew in each row, so a choice may be worth more than what it hides.
-Buckets and prefetch are free in all rows: they are chosen where they save 2 % alone.
+programs had it before there was one, with one choice free at a time, and with all free. Where
+parameters are stored in float32, so are the gradients, and the dtype in which they are reduced is
+one choice more: free, it is bfloat16. Times are predicted; layouts are searched anew in each row,
+so a choice may be worth more than what it hides. Buckets and prefetch are free in all rows: they
+are chosen where they save 2 % alone.
 CPU seconds are those of the search alone, the median of the rounds, in which rows take turns.
 """
 
@@ -33,9 +35,13 @@ BEFORE: Mapping[str, str] = {
     "tp_pieces": "1",
 }
 """Each choice as it was emitted before there was one."""
+REDUCE = {"reduce": "float32"}
+NODE, NODES = (f"examples/clusters/{name}.yaml" for name in ("h100_8", "h100_32x8"))
 CASES = {
-    "8B on 8": (llama3.llama_8b, "examples/clusters/h100_8.yaml"),
-    "70B on 256": (llama3.llama_70b, "examples/clusters/h100_32x8.yaml"),
+    "8B on 8": (llama3.llama_8b, NODE),
+    "70B on 256": (llama3.llama_70b, NODES),
+    "8B on 8, float32": (llama3.llama_8b_float32, NODE),
+    "70B on 256, float32": (llama3.llama_70b_float32, NODES),
 }
 GAIN, SLOWER = 0.88, 1.3
 """Times the step with all pinned, and times the CPU seconds of its search."""
@@ -52,13 +58,19 @@ class Row:
 
     @property
     def name(self) -> str:
-        free = "all free" if self.free == tuple(BEFORE) else " and ".join(self.free) or "as before"
-        return f"{self.case}: {free}"
+        free = "all free" if self.free == tuple(before(self.case)) else " and ".join(self.free)
+        return f"{self.case}: {free or 'as before'}"
+
+
+def before(case: str) -> Mapping[str, str]:
+    """What is pinned where nothing is free."""
+    return {**BEFORE, **(REDUCE if case.endswith("float32") else {})}
 
 
 def rows_of(case: str) -> list[Row]:
     """All pinned, one free at a time, all free."""
-    return [Row(case, free) for free in ((), *((name,) for name in BEFORE), tuple(BEFORE))]
+    choices = before(case)
+    return [Row(case, free) for free in ((), *((name,) for name in choices), tuple(choices))]
 
 
 def searched(rounds: int) -> list[Row]:
@@ -68,10 +80,10 @@ def searched(rounds: int) -> list[Row]:
     for number in range(rounds):
         for row in rows:
             print(f"round {number + 1}, {row.name}", file=sys.stderr)
-            workload, pins = (
-                CASES[row.case][0],
-                {k: v for k, v in BEFORE.items() if k not in row.free},
-            )
+            pins = {k: v for k, v in before(row.case).items() if k not in row.free}
+            if REDUCE.keys() <= set(row.free):  # half the bytes: never slower
+                pins["reduce"] = "bfloat16"
+            workload = CASES[row.case][0]
             begin = time.process_time()
             made = plan_captured(captures[row.case], workload, clusters[row.case], row.case, pins)
             row.cpu_s = (*row.cpu_s, time.process_time() - begin)
@@ -106,7 +118,7 @@ def main() -> None:
     for row, figures in zip(rows, shown, strict=True):
         slack_s = figures["bound_s"] - figures["step_s"]
         targets.append(Target(f"{row.name}: bound less step", slack_s, 0.0))
-        if row.free == tuple(BEFORE):
+        if row.free == tuple(before(row.case)):
             before_s = statistics.median(first[row.case].cpu_s)
             targets.append(Target(f"{row.name}: step", figures["over before"], GAIN))
             targets.append(Target(f"{row.name}: CPU", figures["cpu_s"] / before_s, SLOWER))

@@ -34,7 +34,7 @@ _SIZES: dict[str, dict[str, int]] = {
 }
 
 
-def _workload(size: str) -> autopar.Workload:
+def _workload(size: str, stored: torch.dtype = torch.bfloat16) -> autopar.Workload:
     config = LlamaConfig(
         vocab_size=128256,
         num_key_value_heads=8,
@@ -50,7 +50,7 @@ def _workload(size: str) -> autopar.Workload:
         return {"input_ids": tokens, "labels": tokens}
 
     return autopar.Workload(
-        model=lambda: AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16),
+        model=lambda: AutoModelForCausalLM.from_config(config, dtype=stored),
         batch=batch,
         optimizer="adamw",
         precision="bfloat16",
@@ -60,3 +60,5 @@ def _workload(size: str) -> autopar.Workload:
 llama_8b = _workload("8b")
 llama_70b = _workload("70b")
 llama_405b = _workload("405b")
+llama_8b_float32, llama_70b_float32 = (_workload(size, torch.float32) for size in ("8b", "70b"))
+"""Parameters and gradients in float32, computed in bfloat16, as most train."""

@@ -168,7 +168,7 @@ ERRORS: Mapping[str, OldError] = {
         ("tests/emit/test_stages.py", "tests/runtime/test_train_file.py")),
     "a compiled plan is written as the eager one": OldError(
         "fields of a plan", "autopar/emit/pytorch/train.py",
-        "    if how.compiled:\n", "    if False:\n",
+        '    if how.style != "eager":\n', "    if False:\n",
         ("tests/emit/test_plan_fields.py",)),
     "a loss is summed in 4 bytes": OldError(
         _FALSE, "autopar/lowering/state.py",
