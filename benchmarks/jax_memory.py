@@ -75,6 +75,10 @@ CASES = (
     Case("mlp", "pp=8,schedule=zb-v,recompute=none,microbatch=2048"),
     Case("gpt", "pp=2,dp_shard=2,tp=2,zero=2,schedule=zb-h1,recompute=none,microbatch=4", True),
     Case("llama", "pp=4,tp=2,schedule=chimera,recompute=none,microbatch=2", held_out=True),
+    Case("gpt", "dp_replicate=8,recompute=none,loss_chunks=4", held_out=True),
+    Case("llama", "dp_shard=4,zero=3,tp=2,recompute=none,loss_chunks=8", held_out=True),
+    Case("llama3 8b", "dp_shard=8,zero=3,recompute=full,loss_chunks=4", held_out=True),
+    Case("llama", "pp=4,tp=2,schedule=1f1b,recompute=none,microbatch=2,loss_chunks=4", True),
 )
 
 

@@ -21,11 +21,12 @@ from autopar.planner.options import Options
 from autopar.planner.search.expert_placement import order_of
 from autopar.planner.search.gathers import check_gather
 from autopar.planner.search.kernels import asked_kernels
-from autopar.planner.search.layouts import Progress
+from autopar.planner.search.layouts import Progress, search_plan
 from autopar.planner.search.loss_chunks import asked_chunks, searched_in_chunks
 from autopar.planner.search.mlp_chunks import Answered, Asked, Search
 from autopar.planner.search.recipes import asked_recipe
 from autopar.planner.search.reductions import check_reduce
+from autopar.planner.solve.standings import NothingFaster, NothingFits
 from autopar.rules.batch import BatchFlow, flow_or_obstacle
 from autopar.rules.cut import Cut, Cuts
 from autopar.rules.feed_forwards import with_mlp_chunks
@@ -63,10 +64,22 @@ def asked(
         return in_chunks(_by_kernels(graph, pins, workload, cluster, options), loss)
 
     def answer(mlp: int | None, search: Search, worth_s: float) -> Answered:
-        plain = graph_of(mlp, None)
         loss = asked_chunks(
-            plain, pins.loss_chunks, workload.framework, style, captured.samples, cluster
-        )
+            graph_of(mlp, None), pins.loss_chunks, workload.framework, style, captured.samples,
+            cluster,
+        )  # fmt: skip
+        if workload.framework == "jax" and loss == AS_MANY_AS_IT_TAKES:
+            # XLA joins the passes over whole logits, which chunks take more of.
+            try:
+                return answered(mlp, None, search_plan, worth_s)
+            except NothingFaster:
+                raise
+            except NothingFits:
+                progress("nothing fits with whole logits; chunks of their rows are tried")
+        return answered(mlp, loss, search, worth_s)
+
+    def answered(mlp: int | None, loss: int | None, search: Search, worth_s: float) -> Answered:
+        plain = graph_of(mlp, None)
         graph = in_chunks(plain, loss)
         check_ways(graph, pins, obstacle, captured.samples, workload.framework)
         question = Question(

@@ -79,8 +79,6 @@ def _head(
         return NoHead(loss, "it gives a loss for each row, and what reads these is not known")
     if len(tensors[loss.inputs[1]].shape) != 1:
         return NoHead(loss, "its labels are probabilities")
-    if loss.attrs.get("ignore_index", -100) is None:
-        return NoHead(loss, "it divides by all rows, whatever their labels are")
     path: list[Op] = []
     name = loss.inputs[0]
     while True:
@@ -200,7 +198,7 @@ def _joined(graph: Graph, head: LossHead, chunks: int, rows: int | None) -> Grap
 
 
 def _loss(head: LossHead, inputs: tuple[str, ...], chunks: Mapping[str, int]) -> Op:
-    kept = ("ignore_index", "reduction", "label_smoothing", "kernel")
+    kept = ("ignore_index", "reduction", "label_smoothing", "zero_outside", "kernel")
     attrs = {name: head.loss.attrs[name] for name in kept if name in head.loss.attrs}
     inputs = (*inputs, head.bias) if head.bias else inputs
     numbers = {"scale": head.scale, "cap": head.cap, **chunks}

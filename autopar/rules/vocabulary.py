@@ -94,7 +94,10 @@ def _linear_cross_entropy(
     products = 2 + weight.differentiable
     mean = op.attrs.get("reduction", "mean") == "mean"
     copied = half and not op.attrs.get("kernel")
-    workspace = [Kept(("t", "v"), own + sums if copied else own)]
+    by_xla = (
+        op.attrs.get("ignore_index", -100) is None
+    )  # JAX's; it writes the gradient beside the logits
+    workspace = [Kept(("t", "v"), 2 * own if by_xla else own + sums if copied else own)]
     if weight.dtype != x.dtype:
         workspace.append(Kept(("v", "k"), own))  # the matrix in the dtype of x
     if weight.differentiable and half and (chunks > 1 or most):

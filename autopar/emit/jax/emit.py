@@ -36,7 +36,8 @@ FILE = "model.py"
 OWN = (
     "BF16 FP16 FP32 Block Parameter Settings Stack Stage Value all_reduce all_to_all attention "
     "clamp conv copy_to cross_entropy derivative embedding gather keep_first layer layer_norm "
-    "experts grouped_linear layers linear pad reduce_scatter ring_attention rms_norm shard whole"
+    "experts grouped_linear layers linear linear_cross_entropy pad reduce_scatter ring_attention "
+    "rms_norm shard whole"
 ).split()
 RESERVED = BUILTINS | frozenset((*OWN, "jax", "jnp", "lax", "loss", "partial", "Array", "P"))
 

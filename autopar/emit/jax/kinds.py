@@ -26,6 +26,15 @@ def _cross_entropy(w: Site) -> Expr:
     return w.call("cross_entropy", *w.all_given(), f"count={count}", *w.beside, *zero)
 
 
+def _linear_cross_entropy(w: Site) -> Expr:
+    count = w.global_operands[1][0] if w.attrs["reduction"] == "mean" else 1
+    given = [f"count={count}", f"chunks={w.attrs['chunks']}"]
+    given += [f"scale={number(w.attrs['scale'])}"] if w.attrs["scale"] != 1.0 else []
+    given += [f"cap={number(w.attrs['cap'])}"] if w.attrs["cap"] is not None else []
+    zero = ["zero_outside=True"] if w.attrs.get("zero_outside") else []
+    return w.call("linear_cross_entropy", *w.all_given(), *given, *w.beside, *zero)
+
+
 def _layer_norm(w: Site) -> Expr:
     dims = [] if w.attrs["dims"] == 1 else [f"dims={w.attrs['dims']}"]
     return w.call("layer_norm", *w.all_given(), *dims, f"eps={literal(w.attrs['eps'])}")
@@ -141,6 +150,7 @@ WRITERS: Mapping[str, Callable[[Site], Expr]] = {
     "identity": lambda w: w.x[0],
     "embedding": _embedding,
     "cross_entropy": _cross_entropy,
+    "linear_cross_entropy": _linear_cross_entropy,
     "layer_norm": _layer_norm,
     "rms_norm": _rms_norm,
     "attention": _attention,

@@ -21,9 +21,10 @@ FILE = "parallel.py"
 NAME = "parallel"
 MODULES = (
     "tables", "zigzag", "collectives", "attention_kernels", "attention_rows", "ring_attention",
-    "ops", "grouped", "blocks", "layout", "units", "gradients", "optimizer", "loss_scale",
-    "outputs", "placing", "part", "step", "pieces", "pull_backs", "halves", "joint", "stage_step",
-    "sends", "totals", "ties", "actions", "playing", "pipeline", "start", "kept", "leaving",
+    "ops", "loss_head", "grouped", "blocks", "layout", "units", "gradients", "optimizer",
+    "loss_scale", "outputs", "placing", "part", "step", "pieces", "pull_backs", "halves",
+    "joint", "stage_step", "sends", "totals", "ties", "actions", "playing", "pipeline", "start",
+    "kept", "leaving",
 )  # fmt: skip
 """In the order in which they stand in the file."""
 _HOME = Path(__file__).parents[2] / "runtime" / "jax" / "parallel"

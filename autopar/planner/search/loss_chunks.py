@@ -41,7 +41,7 @@ def asked_chunks(
     """
     if chunks is not None:
         return _pinned(graph, chunks, framework, style) if chunks else None
-    if framework != "torch" or style == "compiled":
+    if framework == "torch" and style == "compiled":
         return None
     sizes = [_logits_bytes(graph, h) for h in loss_heads(graph) if isinstance(h, LossHead)]
     memory = min(kind.device.memory_bytes for kind in cluster.kinds)
@@ -50,9 +50,7 @@ def asked_chunks(
 
 def _pinned(graph: Graph, chunks: int, framework: str, style: str) -> int:
     text = f"--fix {CHUNKS}={chunks}"
-    if framework != "torch":
-        raise LayoutError(f"{text}: JAX programs make logits whole so far; leave it out")
-    if style == "compiled":
+    if framework == "torch" and style == "compiled":
         raise LayoutError(
             f"{text}: compiled programs leave the loss to the compiler; leave it out, or say "
             "--style layers or eager"

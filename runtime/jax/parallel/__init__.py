@@ -41,6 +41,7 @@ from autopar.runtime.jax.parallel.layout import (
     stacked,
 )
 from autopar.runtime.jax.parallel.leaving import leave_at_once
+from autopar.runtime.jax.parallel.loss_head import linear_cross_entropy
 from autopar.runtime.jax.parallel.loss_scale import (
     SCALE_SPECS,
     first_scale,
@@ -97,9 +98,10 @@ __all__ = [
     "all_reduce", "all_to_all", "attention", "batch_of", "by_name", "clamp", "clipped", "conv",
     "copy_to", "cross_entropy", "derivative", "embedding", "experts", "first_scale", "gather",
     "gathered", "grouped_linear", "held_of", "in_transit", "initial_parameters", "join_pieces",
-    "keep_first", "layer", "layer_norm", "layers", "leave_at_once", "linear", "make_mesh",
-    "next_scale", "norm_of", "optimizer_step", "overflowed", "own_pieces", "pad", "paths_of",
-    "placed", "put", "read_constants", "read_draws", "read_workload", "reduce_scatter", "reducing",
-    "restore", "ring_attention", "rms_norm", "save", "scaled_norm", "scatter", "see_devices",
-    "settled", "shard", "squares_of", "stacked", "turns_of", "whole",
+    "keep_first", "layer", "layer_norm", "layers", "leave_at_once", "linear",
+    "linear_cross_entropy", "make_mesh", "next_scale", "norm_of", "optimizer_step",
+    "overflowed", "own_pieces", "pad", "paths_of", "placed", "put", "read_constants",
+    "read_draws", "read_workload", "reduce_scatter", "reducing", "restore", "ring_attention",
+    "rms_norm", "save", "scaled_norm", "scatter", "see_devices", "settled", "shard",
+    "squares_of", "stacked", "turns_of", "whole",
 ]  # fmt: skip

@@ -72,15 +72,20 @@ def cross_entropy(
     backward reads, and one array like them all that it makes. Negative labels count from the end,
     as in jnp; with ``zero_outside`` a label that is no class makes 0, as its one-hot row of zeros.
     """
-    columns = logits.shape[-1]
+    return (
+        _entropy(axis, logits, *label_places(labels, logits.shape[-1], axis, zero_outside)) / count
+    )
+
+
+def label_places(
+    labels: Array, columns: int, axis: Axes | None, zero_outside: bool
+) -> tuple[Array, Array | None]:
+    """The column of each label among this rank's, and which rows count (None: all)."""
     first: Any = 0 if axis is None else lax.axis_index(axis) * columns
     classes = columns * (1 if axis is None else lax.axis_size(axis))
-    counts = None
     if zero_outside:
-        counts = (labels >= 0) & (labels < classes)
-    else:
-        labels = jnp.where(labels < 0, labels + classes, labels)
-    return _entropy(axis, logits, labels - first, counts) / count
+        return labels - first, (labels >= 0) & (labels < classes)
+    return jnp.where(labels < 0, labels + classes, labels) - first, None
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
