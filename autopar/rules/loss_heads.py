@@ -89,7 +89,7 @@ def _head(
         made = makers.get(name)
         if made is None:
             return NoHead(loss, f"its logits are {name}, which no op makes")
-        if made.kind == "linear":
+        if made.kind == "linear" or (made.kind == "linear_t" and _is_of_jax(loss)):
             break
         if made.kind not in _BETWEEN:
             return NoHead(loss, f"between its product and it {made.kind} stands, at {made.source}")
@@ -105,6 +105,11 @@ def _head(
     rows = tensors[loss.inputs[0]].shape[0]
     views = {op.name: at for op, at in zip(path, places, strict=True)}
     return LossHead(made, views, loss, rows, bias, *numbers)
+
+
+def _is_of_jax(loss: Op) -> bool:
+    """Whose losses ignore no label, and whose matrices stand either way."""
+    return loss.attrs.get("ignore_index", -100) is None
 
 
 def _followed(path: Sequence[Op], tensors: Mapping[str, Tensor]) -> tuple[list[int], str]:
@@ -202,7 +207,8 @@ def _loss(head: LossHead, inputs: tuple[str, ...], chunks: Mapping[str, int]) ->
     attrs = {name: head.loss.attrs[name] for name in kept if name in head.loss.attrs}
     inputs = (*inputs, head.bias) if head.bias else inputs
     numbers = {"scale": head.scale, "cap": head.cap, **chunks}
-    return replace(head.loss, kind=KIND, inputs=inputs, attrs={**attrs, **numbers})
+    turned = {"transposed": True} if head.linear.kind == "linear_t" else {}
+    return replace(head.loss, kind=KIND, inputs=inputs, attrs={**attrs, **numbers, **turned})
 
 
 def _of_rows(op: Op, name: str, read: str, width: int) -> Op:

@@ -93,6 +93,7 @@ def _linear_cross_entropy(
     added = (own + own + 2 * sums) if half else 2 * sums
     products = 2 + weight.differentiable
     mean = op.attrs.get("reduction", "mean") == "mean"
+    matrix = ["k!", "v~"] if op.attrs.get("transposed") else ["v~", "k!"]
     copied = half and not op.attrs.get("kernel")
     by_xla = (
         op.attrs.get("ignore_index", -100) is None
@@ -104,7 +105,7 @@ def _linear_cross_entropy(
         workspace.append(Kept(("v", "k"), sums))  # the sum, beside what is added
     return Rule(
         text(
-            [["t+", "k!"], ["t+"], ["v~", "k!"], *([["v~"]] if bias else [])],
+            [["t+", "k!"], ["t+"], matrix, *([["v~"]] if bias else [])],
             [[]],
         ),
         keeps=(

@@ -94,14 +94,14 @@ def test_programs_compute_the_loss_and_move_what_was_priced(name: str) -> None:
 
 
 def capped(read_twice: bool = False, length: int = models.S) -> models.Model:
-    """Logits of a product with a bias, scaled and capped, over a large vocabulary; which another
-    term of the loss reads as well."""
+    """Logits of a product with a bias, scaled and capped, over a large vocabulary, whose matrix has
+    it last; another term of the loss may read them as well."""
     model = models.gpt_scan()
-    head = models.affine(VOCABULARY, models.W)
+    head = {"weight": models.shape(models.W, VOCABULARY), "bias": models.shape(VOCABULARY)}
 
     def loss(params: Any, batch: Any) -> Any:
         x = params["tokens"]["weight"][batch["tokens"]]
-        z = models.linear(params["head"], x) * 0.5
+        z = (x @ params["head"]["weight"] + params["head"]["bias"]) * 0.5
         z = 5.0 * jnp.tanh(z / 5.0)
         picked = jnp.take_along_axis(jax.nn.log_softmax(z), batch["labels"][..., None], -1)
         return -jnp.mean(picked) + (1e-3 * jnp.square(z).mean() if read_twice else 0.0)

@@ -201,10 +201,12 @@ def _linear_cross_entropy(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[
     (rows, classes), width = logits.shape, d.size()
     if attrs["reduction"] == "none":
         attrs["reduction"] = "sum"
-    operands = [d.signed(rows, width), labels, d.real(classes, width)]
+    turned = d.flag()
+    matrix = (width, classes) if turned else (classes, width)
+    operands = [d.signed(rows, width), labels, d.real(*matrix)]
     operands += [d.real(classes)] if d.flag() else []
     numbers = {"chunks": d.of(0, 1, 2, 3), "scale": d.of(1.0, 0.5), "cap": d.of(None, 2.0)}
-    return tuple(operands), {**attrs, **numbers}
+    return tuple(operands), {**attrs, **numbers, **({"transposed": True} if turned else {})}
 
 
 def _cross_entropy(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:

@@ -168,7 +168,8 @@ def _embedding(call: Call) -> Tensor:
 
 def linear_logits(attrs: Mapping[str, Any], x: Tensor, weight: Tensor, *bias: Tensor) -> Tensor:
     """What the loss of a loss head reads."""
-    logits: Tensor = F.linear(x, weight, *bias) * attrs["scale"]
+    matrix = weight.t() if attrs.get("transposed") else weight
+    logits: Tensor = F.linear(x, matrix, *bias) * attrs["scale"]
     cap = attrs["cap"]
     return logits if cap is None else cap * torch.tanh(logits / cap)
 

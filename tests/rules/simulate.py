@@ -318,7 +318,8 @@ def _cross_entropy(
         logits = {
             at: linear_logits(a, rows_of[at], weight[at], *(b[at] for b in bias)) for at in rows_of
         }
-    classes = case.operands[2 if held else 0].shape[0 if held else 1]
+    of_rows = held and not a.get("transposed")
+    classes = case.operands[2 if held else 0].shape[0 if of_rows else 1]
     results: dict[Coordinate, tuple[Tensor, ...]] = {}
     for at in coordinates(mesh):
         group = [c for c in logits if all(c[k] == at[k] for k in range(len(at)) if k not in axes)]

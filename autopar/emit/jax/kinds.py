@@ -32,7 +32,10 @@ def _linear_cross_entropy(w: Site) -> Expr:
     given += [f"scale={number(w.attrs['scale'])}"] if w.attrs["scale"] != 1.0 else []
     given += [f"cap={number(w.attrs['cap'])}"] if w.attrs["cap"] is not None else []
     zero = ["zero_outside=True"] if w.attrs.get("zero_outside") else []
-    return w.call("linear_cross_entropy", *w.all_given(), *given, *w.beside, *zero)
+    x, labels, weight, *bias = w.all_given()
+    if w.attrs.get("transposed"):
+        weight = f"{w.x[2].atom}.T"
+    return w.call("linear_cross_entropy", x, labels, weight, *bias, *given, *w.beside, *zero)
 
 
 def _layer_norm(w: Site) -> Expr:
