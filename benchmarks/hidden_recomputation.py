@@ -58,13 +58,8 @@ def measured(name: str, share: float) -> Iterator[dict[str, Any]]:
             continue
         row = figures(result)
         searched_s = searched_s or row["step_s"]
-        yield {
-            "case": name,
-            "memory": share,
-            "pinned": text,
-            **row,
-            "least": row["oracle_s"] / searched_s,
-        }
+        least = row["oracle_s"] / searched_s
+        yield {f"{name}, {share:g} of the memory": text, **row, "least": least}
 
 
 def figures(result: PlanResult) -> dict[str, Any]:
@@ -91,17 +86,9 @@ def main() -> None:
     parser.add_argument("--only", default=",".join(NAMES), metavar="NAMES")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
-    names = given.only.split(",")
-    rows = [row for n in names for share in SHARES for row in measured(n, share)]
-    best = {(row["case"], row["memory"]): 1.0 for row in rows}
-    for row in rows:
-        key = row["case"], row["memory"]
-        best[key] = min(best[key], row["least"])
-    show(
-        [{**row, "best of the case": best[row["case"], row["memory"]]} for row in rows],
-        [],
-        given.json,
-    )
+    tables = [[*measured(n, share)] for n in given.only.split(",") for share in SHARES]
+    for rows in tables:
+        show(rows, [], given.json)
 
 
 if __name__ == "__main__":

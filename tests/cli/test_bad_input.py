@@ -130,7 +130,7 @@ def wrong(name: str, model: str, *parts: str, code: int = 2) -> object:
             "the batch is empty, not a dict of tensors",
         ),
         wrong("no samples", MODEL.replace("zeros(8", "zeros(0"), "the batch has no samples: dim 0"),
-        wrong("no text", "x = 1\n\0", "model.py: source code string cannot contain null bytes"),
+        wrong("no text", "x = 1\n\0", "model.py: ", "source code string cannot contain null bytes"),
     ],
 )
 def test_models_that_cannot_be_planned(
