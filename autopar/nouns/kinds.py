@@ -86,8 +86,8 @@ KINDS: Mapping[str, str] = MappingProxyType(
         "label_smoothing, upcast? (logits in fp32)",
         "linear_cross_entropy": "x [t, k], labels [t], weight [v, k], bias? [v]; chunks (of rows, "
         "one after the other), ignore_index, reduction (mean|sum), label_smoothing, scale (of the "
-        "logits), cap (null, or logits are cap tanh(. / cap)), transposed? (weight is [k, v]): "
-        "`autopar.rules.loss_heads` makes it",
+        "logits), cap (null, or logits are cap tanh(. / cap)), transposed? (weight is [k, v]), "
+        "wide? (logits in float32 at least): `autopar.rules.loss_heads` makes it",
         # sequences without alignment
         "ctc_loss": "log_probs [t, n, c], targets [n, s], input_lengths [n], target_lengths [n]; "
         "blank, zero_infinity: -> [n], not divided by lengths",

@@ -186,7 +186,8 @@ def _joined(graph: Graph, head: LossHead, chunks: int, rows: int | None) -> Grap
         if op is head.loss:
             inputs = (named[op.inputs[0]], op.inputs[1], weight)
             numbers = {"chunks": chunks} if rows is None else {"chunks": chunks, "rows": rows}
-            ops.append(_loss(head, inputs, numbers))
+            wide = tensors[x].dtype != graph.tensors[head.linear.name].dtype
+            ops.append(_loss(head, inputs, {**numbers, **({"wide": True} if wide else {})}))
         elif op.name not in head.path:
             ops.append(op)
         elif op.kind in _VIEWS:
@@ -202,11 +203,11 @@ def _joined(graph: Graph, head: LossHead, chunks: int, rows: int | None) -> Grap
     return replace(graph, tensors=tensors, ops=tuple(ops))
 
 
-def _loss(head: LossHead, inputs: tuple[str, ...], chunks: Mapping[str, int]) -> Op:
+def _loss(head: LossHead, inputs: tuple[str, ...], more: Mapping[str, int]) -> Op:
     kept = ("ignore_index", "reduction", "label_smoothing", "zero_outside", "kernel")
     attrs = {name: head.loss.attrs[name] for name in kept if name in head.loss.attrs}
     inputs = (*inputs, head.bias) if head.bias else inputs
-    numbers = {"scale": head.scale, "cap": head.cap, **chunks}
+    numbers = {"scale": head.scale, "cap": head.cap, **more}
     turned = {"transposed": True} if head.linear.kind == "linear_t" else {}
     return replace(head.loss, kind=KIND, inputs=inputs, attrs={**attrs, **numbers, **turned})
 

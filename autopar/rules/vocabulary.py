@@ -95,10 +95,10 @@ def _linear_cross_entropy(
     mean = op.attrs.get("reduction", "mean") == "mean"
     matrix = ["k!", "v~"] if op.attrs.get("transposed") else ["v~", "k!"]
     copied = half and not op.attrs.get("kernel")
-    by_xla = (
-        op.attrs.get("ignore_index", -100) is None
-    )  # JAX's; it writes the gradient beside the logits
-    workspace = [Kept(("t", "v"), 2 * own if by_xla else own + sums if copied else own)]
+    logits = own + sums if copied else own
+    if op.attrs.get("ignore_index", -100) is None:  # of JAX: XLA writes the gradient beside them
+        logits = 2 * (sums if op.attrs.get("wide") else own)
+    workspace = [Kept(("t", "v"), logits)]
     if weight.dtype != x.dtype:
         workspace.append(Kept(("v", "k"), own))  # the matrix in the dtype of x
     if weight.differentiable and half and (chunks > 1 or most):

@@ -47,6 +47,7 @@ CALLS: Mapping[str, str] = {
     "grouped_linear": "grouped_linear",
     "jax::rem": "jnp.fmod", "jax::is_finite": "jnp.isfinite", "jax::rint": "jnp.rint",
 }  # fmt: skip
+PRODUCTS = ("linear", "linear_t", "matmul")
 REDUCTIONS: Mapping[str, str] = {
     "sum": "sum", "mean": "mean", "amax": "max", "amin": "min", "any": "any", "all": "all",
 }  # fmt: skip
@@ -61,6 +62,9 @@ def expression(
 
 def _write(w: Site) -> Expr:
     kind = w.op.kind
+    if kind in PRODUCTS and w.sums_in:
+        function = "linear" if kind == "linear" else "jnp.matmul"
+        return w.call(function, *w.all_given(), f"preferred_element_type={w.sums_in}")
     if kind in OPERATORS:
         return _operator(w, *OPERATORS[kind])
     if kind == "not":  # of whole numbers that of their bits

@@ -31,7 +31,7 @@ def _linear_cross_entropy(w: Site) -> Expr:
     given = [f"count={count}", f"chunks={w.attrs['chunks']}"]
     given += [f"scale={number(w.attrs['scale'])}"] if w.attrs["scale"] != 1.0 else []
     given += [f"cap={number(w.attrs['cap'])}"] if w.attrs["cap"] is not None else []
-    zero = ["zero_outside=True"] if w.attrs.get("zero_outside") else []
+    zero = [f"{name}=True" for name in ("zero_outside", "wide") if w.attrs.get(name)]
     x, labels, weight, *bias = w.all_given()
     if w.attrs.get("transposed"):
         weight = f"{w.x[2].atom}.T"
@@ -68,7 +68,11 @@ def _conv(w: Site) -> Expr:
         # Channels of this rank over channels of one group: right for split groups too.
         groups = w.operands[0][1] // w.operands[1][1]
         options += [f"groups={groups}"] if groups > 1 else []
-    return w.call("conv", *w.all_given(), *options)
+    return w.call("conv", *w.all_given(), *options, *_sums_in(w))
+
+
+def _sums_in(w: Site) -> list[str]:
+    return [f"preferred_element_type={w.sums_in}"] if w.sums_in else []
 
 
 def _where(w: Site) -> Expr:
@@ -158,7 +162,9 @@ WRITERS: Mapping[str, Callable[[Site], Expr]] = {
     "rms_norm": _rms_norm,
     "attention": _attention,
     "conv": _conv,
-    "einsum": lambda w: w.call("jnp.einsum", literal(w.attrs["equation"]), *w.all_given()),
+    "einsum": lambda w: w.call(
+        "jnp.einsum", literal(w.attrs["equation"]), *w.all_given(), *_sums_in(w)
+    ),
     "softmax": _over("jax.nn.softmax"),
     "log_softmax": _over("jax.nn.log_softmax"),
     "gather": _over("jnp.take_along_axis"),

@@ -11,7 +11,7 @@ from autopar.emit.implementations import arguments
 from autopar.emit.sizes import NONE, Sizes
 from autopar.emit.text import ATOM, Expr, constant
 from autopar.lowering.lowered import Lowered, LoweredOp
-from autopar.nouns.graph import Op
+from autopar.nouns.graph import DTYPE_BYTES, Op
 from autopar.rules.called import LIFTED
 from autopar.rules.implementations.table import GLOBAL_COUNT
 
@@ -70,6 +70,16 @@ class Site:
             whole = [d for n in named if "int" in (d := tensors[n].dtype)]
             return Expr(f"jnp.{whole[0]}({value})", ATOM) if whole else constant(value)
         return constant(value)
+
+    @property
+    def sums_in(self) -> str:
+        """The name of the dtype in which a product adds up and gives its result, where that is
+        wider than its operands' (`preferred_element_type`); empty: theirs."""
+        tensors = self.lowered.graph.tensors
+        dtype = tensors[self.op.outputs[0]].dtype
+        sizes = [DTYPE_BYTES[tensors[name].dtype] for name in self.op.inputs]
+        wider = "float" in dtype and DTYPE_BYTES[dtype] > max(sizes)
+        return LIFTED.get(dtype) or literal(dtype) if wider else ""
 
     @property
     def whole_dtype(self) -> str:

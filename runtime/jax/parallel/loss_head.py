@@ -24,6 +24,7 @@ class Head(NamedTuple):
     scale: float
     cap: float | None
     axis: Axes | None
+    wide: bool
 
 
 def linear_cross_entropy(
@@ -37,15 +38,17 @@ def linear_cross_entropy(
     cap: float | None = None,
     axis: Axes | None = None,
     zero_outside: bool = False,
+    wide: bool = False,
 ) -> Array:
     """The sum of the cross-entropies of this rank's rows over ``count``, the rows of the batch.
 
     x [t, k], labels [t], weight [v, k] and bias [v] (with ``axis`` this rank's pieces of v)
     -> scalar, in at least float32. ``chunks``: of so many as equal as they can be, one after the
-    other. Labels are those of `cross_entropy`.
+    other. Labels are those of `cross_entropy`. ``wide``: products give logits in at least float32,
+    and their gradients stay so.
     """
     place, counts = label_places(labels, weight.shape[0], axis, zero_outside)
-    return _head(Head(chunks, scale, cap, axis), x, weight, bias, place, counts) / count
+    return _head(Head(chunks, scale, cap, axis, wide), x, weight, bias, place, counts) / count
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -55,7 +58,7 @@ def _head(
     def one(total: Array, rows: Any) -> tuple[Array, None]:
         return total + _losses(head, narrow, bias, *rows)[0], None
 
-    narrow, total = weight.astype(x.dtype), jnp.zeros((), wide(x[:0]).dtype)
+    narrow, total = weight.astype(x.dtype), jnp.zeros((), _wide_dtype(x))
     for rows in _in_chunks(head.chunks, (x, place, counts)):
         total, _ = lax.scan(one, total, rows)
     return total
@@ -71,11 +74,11 @@ def _head_forward(
         loss, gradient = _losses(head, narrow, bias, *given)
         of_weight += wide(jnp.einsum("tv,tk->vk", gradient, given[0]))
         of_bias = None if of_bias is None else of_bias + wide(gradient).sum(0)
-        return (total + loss, of_weight, of_bias), gradient @ narrow
+        return (total + loss, of_weight, of_bias), (gradient @ narrow).astype(x.dtype)
 
     narrow = weight.astype(x.dtype)
-    zeros = [None if y is None else jnp.zeros(y.shape, wide(x[:0]).dtype) for y in (weight, bias)]
-    sums: Any = (jnp.zeros((), wide(x[:0]).dtype), *zeros)
+    zeros = [None if y is None else jnp.zeros(y.shape, _wide_dtype(x)) for y in (weight, bias)]
+    sums: Any = (jnp.zeros((), _wide_dtype(x)), *zeros)
     of_x = []
     for rows in _in_chunks(head.chunks, (x, place, counts)):
         sums, made = lax.scan(one, sums, rows)
@@ -111,11 +114,16 @@ def _cut(first: int, last: int, number: int, array: Array) -> Array:
     return array[first:last].reshape(number, -1, *array.shape[1:])
 
 
+def _wide_dtype(x: Array) -> Any:
+    return jnp.promote_types(x.dtype, jnp.float32)
+
+
 def _losses(
     head: Head, weight: Array, bias: Array, x: Array, place: Array, counts: Array | None
 ) -> tuple[Array, Array]:
     """Of one chunk: the sum of losses of the rows that count, and its gradient for the product."""
-    z = jnp.einsum("tk,vk->tv", x, weight)
+    dtype = _wide_dtype(x) if head.wide else x.dtype
+    z = jnp.einsum("tk,vk->tv", x, weight, preferred_element_type=dtype)
     z = z if bias is None else z + bias.astype(z.dtype)
     logits, slope = wide(z), None
     if head.scale != 1.0:
@@ -139,4 +147,4 @@ def _losses(
     if counts is not None:
         rows = jnp.where(counts, rows, 0.0)
         gradient = jnp.where(counts[:, None], gradient, 0.0)
-    return rows.sum(), gradient.astype(x.dtype)
+    return rows.sum(), gradient.astype(dtype)

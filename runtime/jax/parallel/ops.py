@@ -19,9 +19,9 @@ def wide(x: Array) -> Array:
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
-def linear(x: Array, weight: Array) -> Array:
-    """x [..., k], weight [n, k] -> [..., n]."""
-    return jnp.einsum("...k,nk->...n", x, weight)
+def linear(x: Array, weight: Array, preferred_element_type: Any = None) -> Array:
+    """x [..., k], weight [n, k] -> [..., n], of that dtype where one is preferred."""
+    return jnp.einsum("...k,nk->...n", x, weight, preferred_element_type=preferred_element_type)
 
 
 def layer_norm(
@@ -136,6 +136,7 @@ def conv(
     padding: Sequence[tuple[int, int]] = (),
     dilation: Sequence[int] = (),
     groups: int = 1,
+    preferred_element_type: Any = None,
 ) -> Array:
     """x [b, c, *s], weight [o, c/groups, *k] -> [b, o, *s]; what is not given moves nothing."""
     spatial = x.ndim - 2
@@ -146,6 +147,7 @@ def conv(
         padding or ((0, 0),) * spatial,
         rhs_dilation=dilation or (1,) * spatial,
         feature_group_count=groups,
+        preferred_element_type=preferred_element_type,
     )
 
 

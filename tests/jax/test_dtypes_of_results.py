@@ -1,0 +1,138 @@
+"""Every result of an emitted program has the dtype that its op has in the graph.
+
+In float64, where programs are verified, all are alike: a product of halves that the model wants in
+float32, and that a program gives in halves, shows nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from autopar.emit.jax import emit
+from autopar.emit.jax.site import Site
+from autopar.emit.marks import instrumented
+from autopar.nouns.plan import key
+from autopar.runtime.jax.programs import run_program, step_alone
+from autopar.runtime.verify.jax import probe
+from autopar.runtime.verify.jax.locate import PROBE
+from tests.jax import models
+from tests.jax.planned import Made, made, made_of
+
+HALF = jnp.bfloat16
+WIDE: dict[str, Any] = {"preferred_element_type": jnp.float32}
+
+
+def products(form: Callable[[Any, Any], Any]) -> models.Model:
+    """A product of halves whose result is wide, and another that is not."""
+
+    def loss(params: Any, batch: Any) -> Any:
+        x = jnp.tanh(batch["x"].astype(HALF) @ params["first"])
+        return jnp.square(form(x, params["second"])).mean()
+
+    params = {"first": (models.W, models.W), "second": (models.W, models.F)}
+    shapes = {name: jax.ShapeDtypeStruct(shape, HALF) for name, shape in params.items()}
+    return models.Model(loss, shapes, {"x": models.shape(models.B, models.S, models.W)})
+
+
+def convolved(x: Any, w: Any) -> Any:
+    kernel = w.reshape(models.F, models.W, 1)
+    return lax.conv_general_dilated(x.transpose(0, 2, 1), kernel, (1,), "SAME", **WIDE)
+
+
+FORMS: dict[str, Callable[[Any, Any], Any]] = {
+    "linear_t": lambda x, w: jnp.matmul(x, w, **WIDE),
+    "linear": lambda x, w: jnp.einsum("bsk,nk->bsn", x, w.reshape(models.F, models.W), **WIDE),
+    "matmul": lambda x, w: jnp.matmul(x, x.transpose(0, 2, 1), **WIDE) * w.sum(),
+    "einsum": lambda x, w: jnp.einsum("bsk,btk,kn->nst", x, x, w, **WIDE),
+    "conv": convolved,
+}
+
+
+def dtypes(program: Made, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """By op, as the program is traced."""
+    planned, seen = program.planned, dict[str, str]()
+
+    def noted(name: str, x: Any, sharding: str = "R") -> Any:
+        del sharding
+        seen[name] = str(jnp.result_type(x))
+        return x
+
+    monkeypatch.setattr(probe, "probe", noted)
+    text = emit(planned.lowered, program.plan, program.captured, probes=True)["model.py"]
+    step = step_alone(run_program(instrumented(text, text, PROBE)), program.workload)
+    batch, draws = dict(program.workload.batch(0)), program.captured.draws
+    batch |= {} if draws is None else draws.counted(batch)
+    step.step.lower(*step.shapes(batch))
+    return seen
+
+
+def declared(program: Made) -> dict[str, str]:
+    graph = program.planned.graph
+    parts = [(None, graph), *((name, block.body) for name, block in graph.blocks.items())]
+    return {
+        key(scope, name): tensor.dtype
+        for scope, part in parts
+        for name, tensor in part.tensors.items()
+    }
+
+
+def compared(program: Made, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    seen, wanted = dtypes(program, monkeypatch), declared(program)
+    assert len(seen) > 3
+    assert {name: dtype for name, dtype in seen.items() if wanted[name] != dtype} == {}
+    return seen
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_products_that_are_wider_than_their_operands(
+    form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = made_of(f"wide {form}", products(FORMS[form]), {"dp_replicate": "2", "tp": "4"})
+    assert program.text.count("preferred_element_type=FP32") == 1
+    assert {"bfloat16", "float32"} <= set(compared(program, monkeypatch).values())
+    errors, _ = program.exact()
+    assert errors.largest <= 1e-9
+
+
+def test_a_result_of_another_dtype_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Site, "sums_in", "")
+    program = made_of("narrow", products(FORMS["linear_t"]), {"dp_replicate": "8"})
+    with pytest.raises(AssertionError, match="linear_t"):
+        compared(program, monkeypatch)
+
+
+def test_logits_that_are_wider_in_chunks() -> None:
+    def loss(params: Any, batch: Any) -> Any:
+        x = params["words"][batch["tokens"]]
+        logits = jnp.matmul(x, params["head"], **WIDE)
+        rows = jax.nn.log_softmax(logits)
+        return -jnp.take_along_axis(rows, batch["labels"][..., None], -1).mean()
+
+    shapes = {"words": (models.V, models.W), "head": (models.W, models.V)}
+    params = {name: jax.ShapeDtypeStruct(shape, HALF) for name, shape in shapes.items()}
+    model = models.Model(loss, params, models.gpt_scan().batch)
+    program = made_of("wide logits", model, {"dp_shard": "8", "loss_chunks": "2"})
+    assert "wide=True" in program.text
+    errors, _ = program.exact()
+    assert errors.largest <= 1e-9
+    step = step_alone(program.program(), program.workload)
+    assert program.workload.init is not None
+    tree, batch = program.workload.init(None), program.workload.batch(0)
+    right, gradients = jax.value_and_grad(loss)(jax.tree.map(jnp.asarray, tree), batch)
+    state = step.initial(lambda own: own.gather_names(tree), tree)
+    ours = float(step.step(state, step.cut(batch))[1])
+    np.testing.assert_allclose(ours, right, rtol=1e-5)  # by halves 1e-3 off
+    assert gradients["head"].dtype == HALF
+
+
+@pytest.mark.some(6)
+@pytest.mark.parametrize("name", models.MODELS)
+def test_all_of_a_model(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    compared(made(name, {"dp_replicate": "8"}), monkeypatch)
