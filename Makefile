@@ -39,7 +39,7 @@ demo: $(INSTALLED)
 test: lint
 	$(BIN)/python -m pytest -n 3 --dist loadgroup
 
-# With every case of tests that `test` takes a few of (tests/sampling.py), half as long again.
+# With every case of tests that `test` takes a few of (tests/sampling.py).
 test-all: export AUTOPAR_EVERY_CASE = 1
 test-all: test
 

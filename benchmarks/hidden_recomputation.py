@@ -56,13 +56,13 @@ def measured(name: str, share: float) -> Iterator[dict[str, Any]]:
         except UserError as error:
             print(f"{name}, {share} of the memory, {text}: {error}", file=sys.stderr)
             continue
-        row = figures(result)
+        row = row_of(result)
         searched_s = searched_s or row["step_s"]
         least = row["oracle_s"] / searched_s
-        yield {f"{name}, {share:g} of the memory": text, **row, "least": least}
+        yield {"pinned": f"{name}, {share:g}: {text}", **row, "least": least}
 
 
-def figures(result: PlanResult) -> dict[str, Any]:
+def row_of(result: PlanResult) -> dict[str, Any]:
     """Of a plan: its step, what of it runs again and what is bare, and the oracle's step."""
     plan = result.plan
     graph = at_precision(result.graph, result.workload.precision)
@@ -86,9 +86,8 @@ def main() -> None:
     parser.add_argument("--only", default=",".join(NAMES), metavar="NAMES")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
-    tables = [[*measured(n, share)] for n in given.only.split(",") for share in SHARES]
-    for rows in tables:
-        show(rows, [], given.json)
+    names = given.only.split(",")
+    show([row for n in names for share in SHARES for row in measured(n, share)], [], given.json)
 
 
 if __name__ == "__main__":

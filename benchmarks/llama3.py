@@ -61,4 +61,4 @@ llama_8b = _workload("8b")
 llama_70b = _workload("70b")
 llama_405b = _workload("405b")
 llama_8b_float32, llama_70b_float32 = (_workload(size, torch.float32) for size in ("8b", "70b"))
-"""Parameters and gradients in float32, computed in bfloat16, as most train."""
+"""Parameters and gradients in float32, computed in bfloat16."""

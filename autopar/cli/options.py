@@ -161,11 +161,16 @@ class OptionError(UserError):
 
 def parse_style(text: str | None) -> Style | None:
     """Raises `OptionError`."""
+    from autopar.nouns.layout import alternatives
+
     if text is None:
         return None
     styles = parse_styles(text)
     if len(styles) > 1:
-        raise OptionError(f"--style {text}: nothing is searched here; choose one")
+        raise OptionError(
+            f"--style {text}: a model by its sizes is priced in one style; choose "
+            f"{alternatives(styles)}"
+        )
     return styles[0]
 
 

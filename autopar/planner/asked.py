@@ -69,7 +69,7 @@ def asked(
             cluster,
         )  # fmt: skip
         if workload.framework == "jax" and loss == AS_MANY_AS_IT_TAKES:
-            # XLA joins the passes over whole logits, which chunks take more of.
+            # The rule's passes are those of PyTorch: of XLA's only the memory was compared.
             try:
                 return answered(mlp, None, search_plan, worth_s)
             except NothingFaster:

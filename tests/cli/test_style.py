@@ -62,6 +62,25 @@ def test_what_is_around_compiled_layers_keeps_its_choices(
     assert "no layers of the model repeat" in text
 
 
+@pytest.mark.parametrize("style", [*STYLES, "fastest"])
+def test_a_model_by_its_sizes_is_priced_in_one_style(
+    style: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = ("-c", str(ROOT / "examples/clusters/h100_8x8.yaml"), "--global-batch", "64")
+    arch = ("estimate", "--arch", str(ROOT / "examples/archs/mixtral_8x7b.yaml"))
+    words = (*arch, *where, "--fix", "tp=8", "--style", style, "--json")
+    monkeypatch.setattr(sys, "argv", ["autopar", *words])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    out, err = capsys.readouterr()
+    if style == "fastest":
+        assert ended.value.code == 2
+        assert "choose eager, layers or compiled" in err
+    else:
+        assert not ended.value.code
+        assert json.loads(out)["style"] == style
+
+
 def test_the_fastest_style_is_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

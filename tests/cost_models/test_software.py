@@ -19,7 +19,7 @@ from autopar.frontends.family.arch import Arch, Matrix
 from autopar.nouns.cluster import DeviceGroup
 from autopar.nouns.layout import Layout
 from autopar.nouns.recompute import Recompute
-from autopar.nouns.style import Style
+from autopar.nouns.style import STYLES, Style
 from autopar.pipeline.actions import Action
 from autopar.pipeline.play import Costs, play
 from autopar.pipeline.schedules.table import SCHEDULES, schedule
@@ -49,7 +49,7 @@ def flops(products: tuple[Product, ...] | list[Product]) -> float:
 
 
 @pytest.mark.parametrize("arch", [LLAMA, GPT, MIXTRAL, replace(LLAMA, causal=False, head_dim=64)])
-@pytest.mark.parametrize("style", ["eager", "compiled"])
+@pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("tp", [1, 8])
 @pytest.mark.parametrize("split", [True, False])
 def test_a_layer_has_the_products_of_its_matrices(

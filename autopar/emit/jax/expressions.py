@@ -47,7 +47,8 @@ CALLS: Mapping[str, str] = {
     "grouped_linear": "grouped_linear",
     "jax::rem": "jnp.fmod", "jax::is_finite": "jnp.isfinite", "jax::rint": "jnp.rint",
 }  # fmt: skip
-PRODUCTS = ("linear", "linear_t", "matmul")
+PRODUCTS = {"linear": "linear", "linear_t": "jnp.matmul", "matmul": "jnp.matmul"}
+"""Where the result is wider than what is multiplied."""
 REDUCTIONS: Mapping[str, str] = {
     "sum": "sum", "mean": "mean", "amax": "max", "amin": "min", "any": "any", "all": "all",
 }  # fmt: skip
@@ -62,9 +63,8 @@ def expression(
 
 def _write(w: Site) -> Expr:
     kind = w.op.kind
-    if kind in PRODUCTS and w.sums_in:
-        function = "linear" if kind == "linear" else "jnp.matmul"
-        return w.call(function, *w.all_given(), f"preferred_element_type={w.sums_in}")
+    if kind in PRODUCTS and w.preferred:
+        return w.call(PRODUCTS[kind], *w.all_given(), *w.preferred)
     if kind in OPERATORS:
         return _operator(w, *OPERATORS[kind])
     if kind == "not":  # of whole numbers that of their bits

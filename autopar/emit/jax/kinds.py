@@ -68,11 +68,7 @@ def _conv(w: Site) -> Expr:
         # Channels of this rank over channels of one group: right for split groups too.
         groups = w.operands[0][1] // w.operands[1][1]
         options += [f"groups={groups}"] if groups > 1 else []
-    return w.call("conv", *w.all_given(), *options, *_sums_in(w))
-
-
-def _sums_in(w: Site) -> list[str]:
-    return [f"preferred_element_type={w.sums_in}"] if w.sums_in else []
+    return w.call("conv", *w.all_given(), *options, *w.preferred)
 
 
 def _where(w: Site) -> Expr:
@@ -163,7 +159,7 @@ WRITERS: Mapping[str, Callable[[Site], Expr]] = {
     "attention": _attention,
     "conv": _conv,
     "einsum": lambda w: w.call(
-        "jnp.einsum", literal(w.attrs["equation"]), *w.all_given(), *_sums_in(w)
+        "jnp.einsum", literal(w.attrs["equation"]), *w.all_given(), *w.preferred
     ),
     "softmax": _over("jax.nn.softmax"),
     "log_softmax": _over("jax.nn.log_softmax"),

@@ -74,12 +74,16 @@ class Site:
     @property
     def sums_in(self) -> str:
         """The name of the dtype in which a product adds up and gives its result, where that is
-        wider than its operands' (`preferred_element_type`); empty: theirs."""
+        wider than its operands' (JAX takes no narrower one); empty: theirs."""
         tensors = self.lowered.graph.tensors
         dtype = tensors[self.op.outputs[0]].dtype
-        sizes = [DTYPE_BYTES[tensors[name].dtype] for name in self.op.inputs]
-        wider = "float" in dtype and DTYPE_BYTES[dtype] > max(sizes)
-        return LIFTED.get(dtype) or literal(dtype) if wider else ""
+        widest = max(DTYPE_BYTES[tensors[name].dtype] for name in self.op.inputs)
+        return LIFTED.get(dtype) or literal(dtype) if DTYPE_BYTES[dtype] > widest else ""
+
+    @property
+    def preferred(self) -> list[str]:
+        """The argument that says so."""
+        return [f"preferred_element_type={self.sums_in}"] if self.sums_in else []
 
     @property
     def whole_dtype(self) -> str:

@@ -14,9 +14,11 @@ reading it off the family's graph, as attention on ranks that share a sequence i
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from autopar.nouns.axes import EXPERT, EXPERT_TENSOR
+from autopar.nouns.style import Style
 from autopar.pricing.software.figures import Experts, Figures, Product
 from autopar.pricing.software.trainer import Trainer
 from autopar.pricing.units.moves import move_time_s
@@ -32,7 +34,7 @@ BIAS_PASSES = {"fused": 0, "dispatched": 14, "kernels": 14, "eager": 14}
 
 # Backward traffic of an activation over forward's, as graphs of the family have it: it reads what
 # its two operands were, and fused, makes again what lies between them.
-ACTIVATION_BACKWARD = {"eager": 1.6, "compiled": 1.67}
+ACTIVATION_BACKWARD: Mapping[Style, float] = {"eager": 1.6, "layers": 1.67, "compiled": 1.67}
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from autopar.runtime.jax.parallel.collectives import Axes
-from autopar.runtime.jax.parallel.ops import label_places, wide
+from autopar.runtime.jax.parallel.ops import entropy_forward, entropy_gradient, label_places, wide
 from autopar.runtime.jax.parallel.tables import Array
 
 
@@ -125,26 +125,12 @@ def _losses(
     dtype = _wide_dtype(x) if head.wide else x.dtype
     z = jnp.einsum("tk,vk->tv", x, weight, preferred_element_type=dtype)
     z = z if bias is None else z + bias.astype(z.dtype)
-    logits, slope = wide(z), None
+    logits, slope = z, None
     if head.scale != 1.0:
-        logits, slope = logits * head.scale, head.scale
+        logits, slope = wide(z) * head.scale, head.scale
     if head.cap is not None:
-        bent = jnp.tanh(logits / head.cap)
+        bent = jnp.tanh(wide(logits) / head.cap)
         logits, slope = head.cap * bent, (1 - jnp.square(bent)) * head.scale
-    largest = logits.max(-1)
-    if head.axis is not None:
-        largest = lax.pmax(largest, head.axis)
-    columns = logits.shape[-1]
-    mine = (place >= 0) & (place < columns)
-    picked = jnp.take_along_axis(logits, jnp.where(mine, place, 0)[:, None], axis=-1)[:, 0]
-    powers = jnp.exp(logits - largest[:, None])
-    sums = jnp.stack([powers.sum(-1), jnp.where(mine, picked - largest, 0.0)])
-    total, label = sums if head.axis is None else lax.psum(sums, head.axis)
-    rows = jnp.log(total) - label
-    hit = place[:, None] == jnp.arange(columns)
-    gradient = powers / total[:, None] - hit
-    gradient = gradient if slope is None else gradient * slope
-    if counts is not None:
-        rows = jnp.where(counts, rows, 0.0)
-        gradient = jnp.where(counts[:, None], gradient, 0.0)
-    return rows.sum(), gradient.astype(dtype)
+    total, kept = entropy_forward(head.axis, logits, place, counts)
+    gradient = entropy_gradient(kept)
+    return total, (gradient if slope is None else gradient * slope).astype(dtype)

@@ -90,10 +90,10 @@ def label_places(
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _entropy(axis: Axes | None, logits: Array, place: Array, counts: Array | None) -> Array:
-    return _entropy_forward(axis, logits, place, counts)[0]
+    return entropy_forward(axis, logits, place, counts)[0]
 
 
-def _entropy_forward(
+def entropy_forward(
     axis: Axes | None, logits: Array, place: Array, counts: Array | None
 ) -> tuple[Array, Any]:
     """The sum over rows that count of log(sum(exp(logits))) less the logit at ``place``, where this
@@ -116,17 +116,21 @@ def _entropy_forward(
     return rows.sum(), (logits, place, jnp.log(total) + largest, counts)
 
 
-def _entropy_backward(axis: Axes | None, kept: Any, g: Array) -> tuple[Array, None, None]:
+def entropy_gradient(kept: Any) -> Array:
+    """Of the sum, for the logits, in at least float32; ``kept``: of `entropy_forward`."""
     logits, place, logarithm, counts = kept
     hit = place[:, None] == jnp.arange(logits.shape[-1])
-    gradient = (jnp.exp(wide(logits) - logarithm[:, None]) - hit) * g
-    if counts is not None:
-        gradient = jnp.where(counts[:, None], gradient, 0.0)
+    gradient = jnp.exp(wide(logits) - logarithm[:, None]) - hit
+    return gradient if counts is None else jnp.where(counts[:, None], gradient, 0.0)
+
+
+def _entropy_backward(axis: Axes | None, kept: Any, g: Array) -> tuple[Array, None, None]:
+    logits, gradient = kept[0], entropy_gradient(kept) * g
     # else XLA makes it once for each product that reads it
     return lax.optimization_barrier(gradient.astype(logits.dtype)), None, None
 
 
-_entropy.defvjp(_entropy_forward, _entropy_backward)
+_entropy.defvjp(entropy_forward, _entropy_backward)
 
 
 def conv(
